@@ -1,0 +1,27 @@
+// Ranks as threads of one process: what tests, laptops and the threads fabric run on.
+#pragma once
+
+#include <functional>
+
+#include "cuboid/comm/communicator.h"
+
+namespace cuboid {
+
+/// What a rank thread is given. Lives as long as its function runs.
+struct RankContext {
+  int rank = 0;
+  int size = 1;
+  Device device;
+  Communicator* world = nullptr;  ///< all ranks, backend `threads` (`self` when size is 1)
+};
+
+struct RankOptions {
+  double deadline = 600;     ///< longest wait for another rank, in seconds
+  int threads_per_rank = 1;  ///< OpenMP threads that a rank's GEMMs may use
+};
+
+/// Runs body on `ranks` threads and returns when all have ended. A rank that throws aborts the world: the others' waits
+/// throw Aborted, and the first cause is rethrown here with the rank's number ("rank 3: …", the kind of an Error kept).
+void run_ranks(int ranks, const std::function<void(RankContext&)>& body, const RankOptions& options = {});
+
+}  // namespace cuboid

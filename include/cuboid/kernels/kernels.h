@@ -1,0 +1,154 @@
+// The mathematics of a training step on one device, without any idea of ranks or gradients' bookkeeping. Each function is
+// one kernel: bodies are written once (kernels/body), launched by kernels/cpu. Tensors are float32 or float64 (the tests'
+// finite differences), equal in one call unless said otherwise; sizes are the caller's responsibility and are checked.
+//
+// Shapes: T sequence, B sequences of the micro-batch, N = T·B rows in that order (row = t·B + b), C hidden, H query heads,
+// K key/value heads, D head dim, F ffn, V vocabulary (this rank's rows of it). "adds" = adds to what is there.
+#pragma once
+
+#include <cstdint>
+
+#include "cuboid/runtime/device.h"
+
+namespace cuboid::kernels {
+
+// ---------------------------------------------------------------- matrix product
+
+struct MatMul {
+  bool transpose_a = false;
+  bool transpose_b = false;
+  bool accumulate = false;  ///< add to c instead of overwriting it
+};
+
+/// c (m,n) = op(a)·op(b) [+ bias (n)] [+ c]. Tensors of more than two dims count as (rows, last dim).
+void matmul(const Device& device, const Tensor& a, const Tensor& b, const Tensor& c, MatMul options = {},
+            const Tensor& bias = {});
+
+/// out (n) adds the sum over rows of x (rows,n): a bias gradient. Rows are summed in ascending order within fixed blocks.
+void add_column_sum(const Device& device, const Tensor& x, const Tensor& out);
+
+// ---------------------------------------------------------------- norms (statistics per row, kept for backward)
+
+/// y = (x - mean)·rstd·weight + bias over the last dim; mean, rstd: (N).
+void layer_norm(const Device& device, const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
+                const Tensor& y, const Tensor& mean, const Tensor& rstd);
+void layer_norm_input_gradient(const Device& device, const Tensor& dy, const Tensor& x, const Tensor& weight,
+                               const Tensor& mean, const Tensor& rstd, const Tensor& dx);
+/// Adds to dweight (C) and dbias (C).
+void layer_norm_weight_gradient(const Device& device, const Tensor& dy, const Tensor& x, const Tensor& mean,
+                                const Tensor& rstd, const Tensor& dweight, const Tensor& dbias);
+
+/// y = x·rstd·weight, rstd = 1/sqrt(mean(x²) + eps): (N).
+void rms_norm(const Device& device, const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
+              const Tensor& rstd);
+void rms_norm_input_gradient(const Device& device, const Tensor& dy, const Tensor& x, const Tensor& weight,
+                             const Tensor& rstd, const Tensor& dx);
+/// Adds to dweight (C).
+void rms_norm_weight_gradient(const Device& device, const Tensor& dy, const Tensor& x, const Tensor& rstd,
+                              const Tensor& dweight);
+
+// ---------------------------------------------------------------- elementwise
+
+/// Tanh approximation of GELU: x/2·(1 + tanh(sqrt(2/π)·(x + 0.044715·x³))).
+void gelu(const Device& device, const Tensor& x, const Tensor& y);
+void gelu_gradient(const Device& device, const Tensor& dy, const Tensor& x, const Tensor& dx);
+
+/// y (N,F) = silu(gate)·up with gate_up (N,2F) = gate | up in each row.
+void swiglu(const Device& device, const Tensor& gate_up, const Tensor& y);
+void swiglu_gradient(const Device& device, const Tensor& dy, const Tensor& gate_up, const Tensor& dgate_up);
+
+/// c = a + b; c may be a or b.
+void add(const Device& device, const Tensor& a, const Tensor& b, const Tensor& c);
+/// t *= factor.
+void scale(const Device& device, const Tensor& t, double factor);
+
+// ---------------------------------------------------------------- dropout, keyed by global position
+
+/// Which random numbers a dropout uses. The number of an element is that of its global position, so the mask does not
+/// depend on the grid: Philox block (key; column/4, row, sample low, head<<16 | sample high), word column%4; kept iff
+/// word >= p·2³². Kept values are scaled by 1/(1-p).
+struct Dropout {
+  double p = 0;                   ///< probability of dropping; 0: identity
+  std::uint64_t key = 0;          ///< of seed, step, layer and operation
+  std::int64_t first_sample = 0;  ///< global index of sample b = 0; sample b is first_sample + b
+  std::int64_t first_row = 0;     ///< global position of local t = 0 (sequence parallelism)
+  std::int64_t first_head = 0;    ///< global index of local head 0 (attention only)
+};
+
+/// y = dropout(x) for x (T,B,C): row t, column c. y may be x. Also its own gradient.
+void dropout(const Device& device, const Tensor& x, const Dropout& mask, const Tensor& y);
+/// y = residual + dropout(x); y may be residual or x.
+void dropout_add(const Device& device, const Tensor& x, const Tensor& residual, const Dropout& mask, const Tensor& y);
+
+// ---------------------------------------------------------------- attention
+
+/// Cuts the fused projection qkv (T,B,(H+2K)·D), in each row q heads | k heads | v heads, into q (B,H,T,D), k (B,K,T,D)
+/// and v (B,K,T,D). With rope tables cos, sin (T,D/2) q and k are rotated: element j turns with element j + D/2.
+/// Undefined cos and sin: no rotation.
+void split_heads(const Device& device, const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& q,
+                 const Tensor& k, const Tensor& v);
+/// The transpose of split_heads: dqkv from dq, dk, dv.
+void split_heads_gradient(const Device& device, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,
+                          const Tensor& sin, const Tensor& dqkv);
+
+/// Causal attention: out (T,B,H·D) = dropout(softmax(q·kᵀ/sqrt(D)))·v; query head h uses key/value head h / (H/K).
+/// Worked in blocks of query rows: no (T,T) matrix exists. log_sum (B,H,T): log of the softmax's denominator, for
+/// backward. Dropout: row = query position, column = key position, head = first_head + h.
+void attention(const Device& device, const Tensor& q, const Tensor& k, const Tensor& v, const Dropout& mask,
+               const Tensor& out, const Tensor& log_sum);
+/// dq, dk, dv are overwritten. Recomputes the scores from q, k and log_sum.
+void attention_gradient(const Device& device, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const Tensor& out, const Tensor& log_sum, const Dropout& mask, const Tensor& dq,
+                        const Tensor& dk, const Tensor& dv);
+
+// ---------------------------------------------------------------- embeddings
+
+/// y (T,B,C): row of table (V,C) at token - first_row, zeros where this rank does not hold it. tokens (T,B) int32.
+void embedding(const Device& device, const Tensor& tokens, const Tensor& table, std::int64_t first_row,
+               const Tensor& y);
+/// Adds dy rows to dtable in ascending row order.
+void embedding_gradient(const Device& device, const Tensor& tokens, const Tensor& dy, std::int64_t first_row,
+                        const Tensor& dtable);
+/// x (T,B,C) adds row first_position + t of table (P,C).
+void add_positions(const Device& device, const Tensor& x, const Tensor& table, std::int64_t first_position);
+/// dtable adds dy (T,B,C) at rows first_position + t, samples in ascending order.
+void add_positions_gradient(const Device& device, const Tensor& dy, std::int64_t first_position, const Tensor& dtable);
+
+// ---------------------------------------------------------------- cross-entropy over a split vocabulary
+
+/// Target value that is left out of the loss.
+inline constexpr std::int32_t kIgnore = -100;
+
+/// For each row of logits (N,V): row_max (N) its maximum, row_sum (N) = Σ exp(logit - row_max), target_logit (N) = the
+/// logit at target - first_row, 0 where ignored or not held here. targets (N) int32.
+void cross_entropy_statistics(const Device& device, const Tensor& logits, const Tensor& targets, std::int64_t first_row,
+                              const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit);
+/// row_sum *= exp(local_max - global_max), before sums of several ranks are added.
+void rescale_sum(const Device& device, const Tensor& local_max, const Tensor& global_max, const Tensor& row_sum);
+/// losses (B) float64: per sequence the sum over t, ascending, of log(row_sum) + row_max - target_logit where not ignored.
+/// Row of (t,b) is t·B + b.
+void cross_entropy_loss(const Device& device, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,
+                        const Tensor& targets, const Tensor& losses);
+/// logits become their gradient: (exp(logit - row_max)/row_sum - onehot)·factor, 0 in ignored rows.
+void cross_entropy_gradient(const Device& device, const Tensor& logits, const Tensor& targets, std::int64_t first_row,
+                            const Tensor& row_max, const Tensor& row_sum, double factor);
+
+// ---------------------------------------------------------------- optimizer
+
+/// Σ x² in double over fixed blocks of 4096 elements in order, so the result depends on the values only.
+double sum_of_squares(const Device& device, const Tensor& x);
+
+struct AdamW {
+  double lr, beta1, beta2, eps, weight_decay;
+  double bias_correction1;  ///< 1 - beta1^step
+  double bias_correction2;  ///< 1 - beta2^step
+  double gradient_scale;    ///< clipping factor, applied to the gradient first
+};
+/// Decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101): w -= lr·(wd·w + m̂/(sqrt(v̂) + eps)).
+void adamw(const Device& device, const AdamW& options, const Tensor& gradient, const Tensor& weight, const Tensor& m,
+           const Tensor& v);
+/// w -= lr·(gradient_scale·g + weight_decay·w).
+void sgd(const Device& device, double lr, double weight_decay, double gradient_scale, const Tensor& gradient,
+         const Tensor& weight);
+
+}  // namespace cuboid::kernels

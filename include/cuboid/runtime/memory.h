@@ -1,0 +1,58 @@
+// Memory that is accounted for: every buffer belongs to a rank's arena and to a category, so that what was planned can be
+// compared with what was allocated (law 6).
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace cuboid {
+
+/// What a buffer is for.
+enum class Category : std::uint8_t { parameters, gradients, optimizer, activations, communication, workspace };
+inline constexpr int kCategoryCount = 6;
+const char* name_of(Category category);
+
+/// Live and peak bytes by category. Thread safe: a buffer may be freed by the rank it was handed to.
+class MemoryAccount {
+ public:
+  void add(Category category, std::int64_t bytes);
+  /// Forgets past peaks: they become the present values.
+  void reset_peaks();
+  std::int64_t live(Category category) const;
+  std::int64_t peak(Category category) const;
+  /// Peak of the sum over categories.
+  std::int64_t peak_total() const { return peak_total_.load(std::memory_order_relaxed); }
+
+ private:
+  std::array<std::atomic<std::int64_t>, kCategoryCount> live_{};
+  std::array<std::atomic<std::int64_t>, kCategoryCount> peak_{};
+  std::atomic<std::int64_t> live_total_ = 0;
+  std::atomic<std::int64_t> peak_total_ = 0;
+};
+
+/// One allocation. Returned to the process-wide pool when the last tensor that uses it goes: a training step asks for the
+/// same sizes again and again, and fresh pages from the kernel would cost more than the kernels that fill them.
+class Buffer {
+ public:
+  /// Uninitialised memory, 64-byte aligned. `bytes` are counted exactly. @throws std::bad_alloc
+  Buffer(std::shared_ptr<MemoryAccount> account, Category category, std::size_t bytes);
+  ~Buffer();
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  void* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+  /// Moves the bytes to another rank's account: a hand-over between ranks of one process.
+  void rehome(std::shared_ptr<MemoryAccount> account, Category category);
+
+ private:
+  std::shared_ptr<MemoryAccount> account_;
+  Category category_;
+  std::size_t bytes_;
+  std::size_t capacity_;
+  void* data_;
+};
+
+}  // namespace cuboid

@@ -1,0 +1,40 @@
+// What a transformer is made of: dimensions and the choices that change its mathematics, independent of any grid.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace cuboid {
+
+/// How rotary frequencies are changed for contexts longer than those of pre-training.
+struct RopeScaling {
+  enum class Kind { none, linear, llama3 } kind = Kind::none;
+  double factor = 1;               ///< linear, llama3
+  double low_frequency_factor = 1;  ///< llama3
+  double high_frequency_factor = 4;  ///< llama3
+  std::int64_t original_positions = 8192;  ///< llama3: context of pre-training
+  friend bool operator==(const RopeScaling&, const RopeScaling&) = default;
+};
+
+struct ModelConfig {
+  std::string name;    ///< preset name, or the path it was read from; not part of the mathematics
+  std::string family;  ///< key into the model registry: "gpt2", "llama"
+  std::int64_t layers = 0;
+  std::int64_t hidden = 0;     ///< C
+  std::int64_t heads = 0;      ///< H, query heads
+  std::int64_t kv_heads = 0;   ///< K, key/value heads; divides heads
+  std::int64_t head_dim = 0;   ///< D; heads * head_dim need not equal hidden
+  std::int64_t ffn = 0;        ///< F, inner width of the MLP
+  std::int64_t vocab = 0;      ///< V, exact: never padded
+  std::int64_t positions = 0;  ///< longest sequence (rows of a learned position table)
+  double norm_eps = 1e-5;
+  double init_std = 0.02;
+  bool tied = false;             ///< output head shares the embedding matrix
+  bool attention_bias = false;   ///< biases on q, k, v and output projections
+  bool mlp_bias = false;
+  double rope_theta = 10000;     ///< families with rotary embeddings
+  RopeScaling rope_scaling;
+  friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
+};
+
+}  // namespace cuboid

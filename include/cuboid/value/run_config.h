@@ -1,0 +1,71 @@
+// Everything that decides a training run, as one value: what `cuboid train` was asked for once defaults, the run file
+// and flags have been merged. Written to DIR/run.toml and read back.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cuboid/core/dtype.h"
+#include "cuboid/value/grid.h"
+
+namespace cuboid {
+
+enum class OptimizerKind { adamw, sgd };
+enum class LrSchedule { constant, cosine, linear };
+enum class DataFormat { automatic, text, bin };
+enum class DataOrder { sequential, shuffled };
+
+struct DataConfig {
+  std::vector<std::string> paths;
+  DataFormat format = DataFormat::automatic;
+  DataOrder order = DataOrder::sequential;
+  double validation_fraction = 0;
+  int eval_every = 0;                      ///< steps between validation losses; 0: never
+  std::optional<std::int64_t> mask_token;  ///< targets equal to this id are left out of the loss
+  std::string mask_file;                   ///< one byte a token of the stream, 0 = target left out; empty: none
+};
+
+struct OptimizerConfig {
+  OptimizerKind kind = OptimizerKind::adamw;
+  double lr = 1e-3;
+  double min_lr = 0;
+  int warmup_steps = 0;
+  LrSchedule lr_schedule = LrSchedule::constant;
+  double weight_decay = 0.1;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double clip_grad = 1.0;  ///< largest global gradient norm; 0: no clipping
+};
+
+struct RunConfig {
+  std::string model;    ///< preset name, config.json, or a folder that holds one
+  std::string weights;  ///< folder of Hugging Face safetensors; empty: initialise from seed
+  DataConfig data;
+  Grid grid;
+  std::string schedule = "1f1b";
+  int virtual_stages = 1;
+  std::vector<int> stage_layers;  ///< layers of each stage; empty: balanced by cost
+  bool sequence_parallel = false;
+  DType dtype = DType::float32;
+  int micro_batch = 1;
+  int global_batch = 8;
+  int seq_len = 128;
+  int steps = 10;
+  std::uint64_t seed = 0;
+  double dropout = 0;
+  OptimizerConfig optimizer;
+  int threads_per_rank = 1;
+  double deadline = 600;  ///< longest wait for another rank, in seconds
+  bool stop_on_nan = false;
+  bool timeline = false;
+  std::string out;         ///< folder of metrics, run.toml, timeline; empty: none
+  std::string dump_grads;  ///< file for the first step's gradient norms; empty: none
+
+  /// Micro-batches a data-parallel rank runs in a step: global / (dp × micro). @pre divisible (checked at start-up)
+  int micro_batches() const { return global_batch / (grid.degree(Axis::dp) * micro_batch); }
+};
+
+}  // namespace cuboid

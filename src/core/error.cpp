@@ -1,0 +1,16 @@
+#include "cuboid/core/error.h"
+
+namespace cuboid {
+
+void Problems::throw_if_any() const {
+  if (reasons_.empty()) return;
+  std::string all;
+  for (const auto& reason : reasons_) all += (all.empty() ? "" : "\n") + reason;
+  throw Error(ErrorKind::request, all);
+}
+
+void contract_violation(const char* expression, const char* file, int line, const std::string& detail) {
+  throw std::logic_error(std::string(file) + ":" + std::to_string(line) + ": contract " + expression + ": " + detail);
+}
+
+}  // namespace cuboid

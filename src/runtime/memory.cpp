@@ -1,0 +1,105 @@
+#include "cuboid/runtime/memory.h"
+
+#include <bit>
+#include <map>
+#include <mutex>
+#include <new>
+#include <vector>
+
+namespace cuboid {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+
+// Free blocks by capacity, shared by all ranks of the process: a buffer handed from rank to rank ends anywhere.
+class Pool {
+ public:
+  void* take(std::size_t capacity) {
+    {
+      const std::scoped_lock lock(mutex_);
+      auto& blocks = free_[capacity];
+      if (!blocks.empty()) {
+        void* block = blocks.back();
+        blocks.pop_back();
+        return block;
+      }
+    }
+    return ::operator new(capacity, std::align_val_t{kAlignment});
+  }
+  void give(void* block, std::size_t capacity) {
+    const std::scoped_lock lock(mutex_);
+    free_[capacity].push_back(block);
+  }
+  ~Pool() {
+    for (auto& [capacity, blocks] : free_) {
+      for (void* block : blocks) ::operator delete(block, std::align_val_t{kAlignment});
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::size_t, std::vector<void*>> free_;
+};
+
+Pool& pool() {
+  static Pool instance;
+  return instance;
+}
+
+// Rounds up to one of four steps a power of two, so that nearly equal sizes share blocks at little waste.
+std::size_t capacity_for(std::size_t bytes) {
+  if (bytes <= 256) return 256;
+  const std::size_t step = std::bit_floor(bytes - 1) / 4;
+  return (bytes + step - 1) / step * step;
+}
+
+void raise(std::atomic<std::int64_t>& peak, std::int64_t value) {
+  std::int64_t seen = peak.load(std::memory_order_relaxed);
+  while (seen < value && !peak.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+  }
+}
+
+}  // namespace
+
+const char* name_of(Category category) {
+  constexpr std::array<const char*, kCategoryCount> kNames = {"parameters",  "gradients",     "optimizer",
+                                                              "activations", "communication", "workspace"};
+  return kNames[static_cast<std::size_t>(category)];
+}
+
+void MemoryAccount::add(Category category, std::int64_t bytes) {
+  const auto i = static_cast<std::size_t>(category);
+  raise(peak_[i], live_[i].fetch_add(bytes, std::memory_order_relaxed) + bytes);
+  raise(peak_total_, live_total_.fetch_add(bytes, std::memory_order_relaxed) + bytes);
+}
+
+void MemoryAccount::reset_peaks() {
+  for (std::size_t i = 0; i < kCategoryCount; ++i) peak_[i] = live_[i].load();
+  peak_total_ = live_total_.load();
+}
+
+std::int64_t MemoryAccount::live(Category category) const { return live_[static_cast<std::size_t>(category)]; }
+std::int64_t MemoryAccount::peak(Category category) const { return peak_[static_cast<std::size_t>(category)]; }
+
+Buffer::Buffer(std::shared_ptr<MemoryAccount> account, Category category, std::size_t bytes)
+    : account_(std::move(account)),
+      category_(category),
+      bytes_(bytes),
+      capacity_(capacity_for(bytes)),
+      data_(pool().take(capacity_)) {
+  account_->add(category_, static_cast<std::int64_t>(bytes_));
+}
+
+Buffer::~Buffer() {
+  account_->add(category_, -static_cast<std::int64_t>(bytes_));
+  pool().give(data_, capacity_);
+}
+
+void Buffer::rehome(std::shared_ptr<MemoryAccount> account, Category category) {
+  account_->add(category_, -static_cast<std::int64_t>(bytes_));
+  account_ = std::move(account);
+  category_ = category;
+  account_->add(category_, static_cast<std::int64_t>(bytes_));
+}
+
+}  // namespace cuboid

@@ -1,0 +1,56 @@
+#include "cuboid/value/parameter_table.h"
+
+#include <algorithm>
+
+namespace cuboid {
+
+Range even_share(std::int64_t n, int rank, int size) {
+  const std::int64_t begin = n * rank / size;
+  return {begin, n * (rank + 1) / size - begin};
+}
+
+int replicas(const Piece& piece, int size) {
+  return piece.replicable && piece.units < size ? static_cast<int>(size / piece.units) : 1;
+}
+
+std::vector<Range> owned_ranges(const ParameterInfo& parameter, int rank, int size) {
+  std::vector<Range> ranges;
+  std::int64_t start = 0;
+  for (const Piece& piece : parameter.pieces) {
+    const int copies = replicas(piece, size);
+    CUBOID_CHECK(piece.uneven || piece.units % (size / copies) == 0, parameter.name + " cannot be cut evenly");
+    const Range units = even_share(piece.units, rank / copies, size / copies);
+    ranges.push_back({start + units.begin * piece.unit, units.count * piece.unit});
+    start += piece.rows();
+  }
+  return ranges;
+}
+
+Shape shard_shape(const ParameterInfo& parameter, int rank, int size) {
+  Shape shape = parameter.shape;
+  if (parameter.split_dim < 0) return shape;
+  std::int64_t rows = 0;
+  for (const Range& range : owned_ranges(parameter, rank, size)) rows += range.count;
+  shape[parameter.split_dim] = rows;
+  return shape;
+}
+
+const ParameterInfo& ParameterTable::at(std::string_view name) const {
+  const auto found = std::find_if(rows_.begin(), rows_.end(), [&](const auto& row) { return row.name == name; });
+  CUBOID_CHECK(found != rows_.end(), "no parameter named " + std::string(name));
+  return *found;
+}
+
+std::int64_t ParameterTable::total() const {
+  std::int64_t sum = 0;
+  for (const auto& row : rows_) sum += row.tied_with.empty() ? row.shape.elements() : 0;
+  return sum;
+}
+
+std::int64_t ParameterTable::total_of_block(int block) const {
+  std::int64_t sum = 0;
+  for (const auto& row : rows_) sum += row.block == block && row.tied_with.empty() ? row.shape.elements() : 0;
+  return sum;
+}
+
+}  // namespace cuboid
