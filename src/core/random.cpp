@@ -9,8 +9,9 @@ double normal_of(std::uint64_t key, std::uint64_t element) {
   // One block serves two elements: the sine and the cosine branch.
   const std::uint64_t block = element >> 1;
   const Philox4 r = philox(key, static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32), 0, 0);
-  const double u = ((std::uint64_t{r.x[0]} << 21) + (r.x[1] >> 11) + 0.5) * 0x1p-53;  // in (0, 1)
-  const double v = ((std::uint64_t{r.x[2]} << 21) + (r.x[3] >> 11)) * 0x1p-53;        // in [0, 1)
+  // 53 random bits each: u in (0, 1), v in [0, 1).
+  const double u = (static_cast<double>((std::uint64_t{r.x[0]} << 21) + (r.x[1] >> 11)) + 0.5) * 0x1p-53;
+  const double v = static_cast<double>((std::uint64_t{r.x[2]} << 21) + (r.x[3] >> 11)) * 0x1p-53;
   const double radius = std::sqrt(-2.0 * std::log(u));
   const double angle = 2.0 * std::numbers::pi * v;
   return radius * ((element & 1) ? std::sin(angle) : std::cos(angle));
