@@ -59,6 +59,8 @@ void swiglu_gradient(const Device& device, const Tensor& dy, const Tensor& gate_
 
 /// c = a + b; c may be a or b.
 void add(const Device& device, const Tensor& a, const Tensor& b, const Tensor& c);
+/// y (…,n) = x + bias (n) in every row; y may be x.
+void add_bias(const Device& device, const Tensor& x, const Tensor& bias, const Tensor& y);
 /// t *= factor.
 void scale(const Device& device, const Tensor& t, double factor);
 

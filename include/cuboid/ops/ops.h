@@ -1,0 +1,48 @@
+// Differentiable operations on one rank's tensors. Each computes with kernels and records its input gradient and, apart
+// from it, its weight gradient. No operation here communicates: those that do are in parallel/tensor_parallel.h.
+// Shapes as in kernels.h; rows of (T,B,·) count as N = T·B.
+#pragma once
+
+#include "cuboid/kernels/kernels.h"
+#include "cuboid/ops/tape.h"
+
+namespace cuboid::ops {
+
+/// y (…,out) = x (…,in) · weightᵀ + bias; weight (out,in), bias (out) or null.
+Var linear(Tape& tape, const Var& x, Parameter& weight, Parameter* bias);
+Var layer_norm(Tape& tape, const Var& x, Parameter& weight, Parameter& bias, double eps);
+Var rms_norm(Tape& tape, const Var& x, Parameter& weight, double eps);
+Var gelu(Tape& tape, const Var& x);
+/// (…,2F) gate | up → (…,F).
+Var swiglu(Tape& tape, const Var& gate_up);
+Var add(Tape& tape, const Var& a, const Var& b);
+Var dropout(Tape& tape, const Var& x, const kernels::Dropout& mask);
+/// residual + dropout(x).
+Var dropout_add(Tape& tape, const Var& x, const Var& residual, const kernels::Dropout& mask);
+/// y (…,n) = x + bias, bias (n).
+Var add_bias(Tape& tape, const Var& x, Parameter& bias);
+
+struct AttentionShape {
+  std::int64_t heads = 0;     ///< this rank's query heads
+  std::int64_t kv_heads = 0;  ///< this rank's key/value heads; divides heads
+  std::int64_t head_dim = 0;
+};
+/// Causal attention of a fused projection qkv (T,B,(H+2K)·D) → (T,B,H·D). cos, sin (T,D/2): rotary tables, or
+/// undefined.
+Var attention(Tape& tape, const Var& qkv, const AttentionShape& shape, const Tensor& cos, const Tensor& sin,
+              const kernels::Dropout& mask);
+
+/// tokens (T,B) int32 → (T,B,C): rows of this rank's part of the table, zeros for tokens held elsewhere.
+Var embedding(Tape& tape, const Tensor& tokens, Parameter& table, std::int64_t first_row);
+/// x (T,B,C) + table rows first_position + t.
+Var add_positions(Tape& tape, const Var& x, Parameter& table, std::int64_t first_position);
+
+/// Rotary tables (T,D/2) of the angles position · frequency[j], positions first_position … first_position + T - 1.
+/// Computed in double, stored as dtype.
+struct RopeTables {
+  Tensor cos, sin;
+};
+RopeTables rope_tables(const Device& device, const std::vector<double>& frequencies, std::int64_t first_position,
+                       std::int64_t length, DType dtype);
+
+}  // namespace cuboid::ops

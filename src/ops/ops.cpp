@@ -1,0 +1,210 @@
+#include "cuboid/ops/ops.h"
+
+#include <cmath>
+
+namespace cuboid::ops {
+namespace {
+
+Shape with_last(const Shape& shape, std::int64_t last) {
+  Shape changed = shape;
+  changed[-1] = last;
+  return changed;
+}
+
+Tensor like(Tape& tape, const Tensor& t) {
+  return tape.device().empty(t.shape(), t.dtype());
+}
+
+}  // namespace
+
+Var linear(Tape& tape, const Var& x, Parameter& weight, Parameter* bias) {
+  const Device& device = tape.device();
+  const Tensor y = device.empty(with_last(x.shape(), weight.value.dim(0)), x.value().dtype());
+  kernels::matmul(device, x.value(), weight.value, y, {.transpose_b = true}, bias ? bias->value : Tensor());
+  auto backward = [slot = x.slot(), x = x.value(), &weight, bias](Tape& t, Tensor dy) {
+    if (slot.wanted()) {
+      const Tensor dx = like(t, x);
+      kernels::matmul(t.device(), dy, weight.value, dx);
+      t.contribute(slot, dx);
+    }
+    t.defer({&weight}, [device = t.device(), x, dy, &weight] {
+      kernels::matmul(device, dy, x, weight.gradient, {.transpose_a = true, .accumulate = true});
+    });
+    if (bias) {
+      t.defer({bias}, [device = t.device(), dy, bias] { kernels::add_column_sum(device, dy, bias->gradient); });
+    }
+  };
+  if (bias) return tape.record(y, {x.slot()}, {&weight, bias}, std::move(backward));
+  return tape.record(y, {x.slot()}, {&weight}, std::move(backward));
+}
+
+Var layer_norm(Tape& tape, const Var& x, Parameter& weight, Parameter& bias, double eps) {
+  const Device& device = tape.device();
+  const Tensor y = like(tape, x.value());
+  const Tensor mean = device.empty({x.shape().rows()}, x.value().dtype());
+  const Tensor rstd = device.empty({x.shape().rows()}, x.value().dtype());
+  kernels::layer_norm(device, x.value(), weight.value, bias.value, eps, y, mean, rstd);
+  return tape.record(y, {x.slot()}, {&weight, &bias},
+                     [slot = x.slot(), x = x.value(), mean, rstd, &weight, &bias](Tape& t, Tensor dy) {
+                       if (slot.wanted()) {
+                         const Tensor dx = like(t, x);
+                         kernels::layer_norm_input_gradient(t.device(), dy, x, weight.value, mean, rstd, dx);
+                         t.contribute(slot, dx);
+                       }
+                       t.defer({&weight, &bias}, [device = t.device(), x, dy, mean, rstd, &weight, &bias] {
+                         kernels::layer_norm_weight_gradient(device, dy, x, mean, rstd, weight.gradient, bias.gradient);
+                       });
+                     });
+}
+
+Var rms_norm(Tape& tape, const Var& x, Parameter& weight, double eps) {
+  const Tensor y = like(tape, x.value());
+  const Tensor rstd = tape.device().empty({x.shape().rows()}, x.value().dtype());
+  kernels::rms_norm(tape.device(), x.value(), weight.value, eps, y, rstd);
+  return tape.record(y, {x.slot()}, {&weight}, [slot = x.slot(), x = x.value(), rstd, &weight](Tape& t, Tensor dy) {
+    if (slot.wanted()) {
+      const Tensor dx = like(t, x);
+      kernels::rms_norm_input_gradient(t.device(), dy, x, weight.value, rstd, dx);
+      t.contribute(slot, dx);
+    }
+    t.defer({&weight}, [device = t.device(), x, dy, rstd, &weight] {
+      kernels::rms_norm_weight_gradient(device, dy, x, rstd, weight.gradient);
+    });
+  });
+}
+
+Var gelu(Tape& tape, const Var& x) {
+  const Tensor y = like(tape, x.value());
+  kernels::gelu(tape.device(), x.value(), y);
+  return tape.record(y, {x.slot()}, {}, [slot = x.slot(), x = x.value()](Tape& t, Tensor dy) {
+    Tensor dx = dy.unique() ? dy : like(t, dy);
+    kernels::gelu_gradient(t.device(), dy, x, dx);
+    dy = Tensor();
+    t.contribute(slot, std::move(dx));
+  });
+}
+
+Var swiglu(Tape& tape, const Var& gate_up) {
+  const Tensor y = tape.device().empty(with_last(gate_up.shape(), gate_up.shape()[-1] / 2), gate_up.value().dtype());
+  kernels::swiglu(tape.device(), gate_up.value(), y);
+  return tape.record(y, {gate_up.slot()}, {}, [slot = gate_up.slot(), x = gate_up.value()](Tape& t, Tensor dy) {
+    const Tensor dx = like(t, x);
+    kernels::swiglu_gradient(t.device(), dy, x, dx);
+    t.contribute(slot, dx);
+  });
+}
+
+Var add(Tape& tape, const Var& a, const Var& b) {
+  const Tensor y = like(tape, a.value());
+  kernels::add(tape.device(), a.value(), b.value(), y);
+  return tape.record(y, {a.slot(), b.slot()}, {}, [a = a.slot(), b = b.slot()](Tape& t, Tensor dy) {
+    t.contribute(a, dy);
+    t.contribute(b, std::move(dy));
+  });
+}
+
+Var dropout(Tape& tape, const Var& x, const kernels::Dropout& mask) {
+  if (mask.p == 0) return x;
+  const Tensor y = like(tape, x.value());
+  kernels::dropout(tape.device(), x.value(), mask, y);
+  return tape.record(y, {x.slot()}, {}, [slot = x.slot(), mask](Tape& t, Tensor dy) {
+    Tensor dx = dy.unique() ? dy : like(t, dy);
+    kernels::dropout(t.device(), dy, mask, dx);
+    dy = Tensor();
+    t.contribute(slot, std::move(dx));
+  });
+}
+
+Var dropout_add(Tape& tape, const Var& x, const Var& residual, const kernels::Dropout& mask) {
+  if (mask.p == 0) return add(tape, x, residual);
+  const Tensor y = like(tape, x.value());
+  kernels::dropout_add(tape.device(), x.value(), residual.value(), mask, y);
+  return tape.record(y, {x.slot(), residual.slot()}, {},
+                     [x = x.slot(), residual = residual.slot(), mask](Tape& t, Tensor dy) {
+                       if (x.wanted()) {
+                         const Tensor dx = like(t, dy);
+                         kernels::dropout(t.device(), dy, mask, dx);
+                         t.contribute(x, dx);
+                       }
+                       t.contribute(residual, std::move(dy));
+                     });
+}
+
+Var add_bias(Tape& tape, const Var& x, Parameter& bias) {
+  const Tensor y = x.value().unique() ? x.value() : like(tape, x.value());
+  kernels::add_bias(tape.device(), x.value(), bias.value, y);
+  return tape.record(y, {x.slot()}, {&bias}, [slot = x.slot(), &bias](Tape& t, Tensor dy) {
+    t.defer({&bias}, [device = t.device(), dy, &bias] { kernels::add_column_sum(device, dy, bias.gradient); });
+    t.contribute(slot, std::move(dy));
+  });
+}
+
+Var attention(Tape& tape, const Var& qkv, const AttentionShape& shape, const Tensor& cos, const Tensor& sin,
+              const kernels::Dropout& mask) {
+  const Device& device = tape.device();
+  const std::int64_t length = qkv.shape()[0];
+  const std::int64_t batch = qkv.shape()[1];
+  const DType dtype = qkv.value().dtype();
+  const Tensor q = device.empty({batch, shape.heads, length, shape.head_dim}, dtype);     // (B,H,T,D)
+  const Tensor k = device.empty({batch, shape.kv_heads, length, shape.head_dim}, dtype);  // (B,K,T,D)
+  const Tensor v = device.empty({batch, shape.kv_heads, length, shape.head_dim}, dtype);  // (B,K,T,D)
+  kernels::split_heads(device, qkv.value(), cos, sin, q, k, v);
+  const Tensor out = device.empty({length, batch, shape.heads * shape.head_dim}, dtype);  // (T,B,H*D)
+  const Tensor log_sum = device.empty({batch, shape.heads, length}, dtype);               // (B,H,T)
+  kernels::attention(device, q, k, v, mask, out, log_sum);
+  // Only the shape of qkv is needed afterwards: q, k and v hold its rotated values.
+  return tape.record(out, {qkv.slot()}, {}, [=, slot = qkv.slot(), qkv_shape = qkv.shape()](Tape& t, Tensor dout) {
+    const Tensor dq = like(t, q);
+    const Tensor dk = like(t, k);
+    const Tensor dv = like(t, v);
+    kernels::attention_gradient(t.device(), dout, q, k, v, out, log_sum, mask, dq, dk, dv);
+    const Tensor dqkv = t.device().empty(qkv_shape, dout.dtype());
+    kernels::split_heads_gradient(t.device(), dq, dk, dv, cos, sin, dqkv);
+    t.contribute(slot, dqkv);
+  });
+}
+
+Var embedding(Tape& tape, const Tensor& tokens, Parameter& table, std::int64_t first_row) {
+  const Tensor y = tape.device().empty({tokens.dim(0), tokens.dim(1), table.value.dim(1)}, table.value.dtype());
+  kernels::embedding(tape.device(), tokens, table.value, first_row, y);
+  return tape.record(y, {}, {&table}, [tokens, &table, first_row](Tape& t, Tensor dy) {
+    t.defer({&table}, [device = t.device(), tokens, dy, &table, first_row] {
+      kernels::embedding_gradient(device, tokens, dy, first_row, table.gradient);
+    });
+  });
+}
+
+Var add_positions(Tape& tape, const Var& x, Parameter& table, std::int64_t first_position) {
+  const Tensor y = tape.device().clone(x.value());
+  kernels::add_positions(tape.device(), y, table.value, first_position);
+  return tape.record(y, {x.slot()}, {&table}, [slot = x.slot(), &table, first_position](Tape& t, Tensor dy) {
+    t.defer({&table}, [device = t.device(), dy, &table, first_position] {
+      kernels::add_positions_gradient(device, dy, first_position, table.gradient);
+    });
+    t.contribute(slot, std::move(dy));
+  });
+}
+
+RopeTables rope_tables(const Device& device, const std::vector<double>& frequencies, std::int64_t first_position,
+                       std::int64_t length, DType dtype) {
+  const auto pairs = static_cast<std::int64_t>(frequencies.size());
+  RopeTables tables{device.empty({length, pairs}, dtype, Category::workspace),
+                    device.empty({length, pairs}, dtype, Category::workspace)};
+  const auto fill = [&]<typename T>(T* cos, T* sin) {
+    for (std::int64_t t = 0; t < length; ++t) {
+      for (std::int64_t j = 0; j < pairs; ++j) {
+        const double angle = static_cast<double>(first_position + t) * frequencies[static_cast<std::size_t>(j)];
+        cos[t * pairs + j] = static_cast<T>(std::cos(angle));
+        sin[t * pairs + j] = static_cast<T>(std::sin(angle));
+      }
+    }
+  };
+  if (dtype == DType::float64) {
+    fill(tables.cos.data<double>(), tables.sin.data<double>());
+  } else {
+    fill(tables.cos.data<float>(), tables.sin.data<float>());
+  }
+  return tables;
+}
+
+}  // namespace cuboid::ops
