@@ -25,6 +25,7 @@ struct DataConfig {
   int eval_every = 0;                      ///< steps between validation losses; 0: never
   std::optional<std::int64_t> mask_token;  ///< targets equal to this id are left out of the loss
   std::string mask_file;                   ///< one byte a token of the stream, 0 = target left out; empty: none
+  friend bool operator==(const DataConfig&, const DataConfig&) = default;
 };
 
 struct OptimizerConfig {
@@ -38,6 +39,7 @@ struct OptimizerConfig {
   double beta2 = 0.95;
   double eps = 1e-8;
   double clip_grad = 1.0;  ///< largest global gradient norm; 0: no clipping
+  friend bool operator==(const OptimizerConfig&, const OptimizerConfig&) = default;
 };
 
 struct RunConfig {
@@ -64,6 +66,7 @@ struct RunConfig {
   std::string out;         ///< folder of metrics, run.toml, timeline; empty: none
   std::string dump_grads;  ///< file for the first step's gradient norms; empty: none
 
+  friend bool operator==(const RunConfig&, const RunConfig&) = default;
   /// Micro-batches a data-parallel rank runs in a step: global / (dp × micro). @pre divisible (checked at start-up)
   int micro_batches() const { return global_batch / (grid.degree(Axis::dp) * micro_batch); }
 };

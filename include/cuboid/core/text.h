@@ -1,0 +1,24 @@
+// Words for messages: the nearest of several names, lists, numbers as they are written back exactly.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cuboid {
+
+/// Edit distance: insertions, deletions, substitutions and exchanges of neighbours count 1 each (optimal string
+/// alignment; Damerau 1964), letters of either case are equal.
+std::size_t edit_distance(std::string_view a, std::string_view b);
+
+/// The candidate with the smallest edit distance to word, the first of equals; "" without candidates.
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
+
+/// "a, b, c".
+std::string join(const std::vector<std::string>& items, std::string_view separator = ", ");
+
+/// The shortest decimal that reads back as the same double, with a point or exponent: "0.1", "1.0", "1e-08", "inf".
+std::string exact(double value);
+
+}  // namespace cuboid
