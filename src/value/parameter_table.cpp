@@ -35,6 +35,32 @@ Shape shard_shape(const ParameterInfo& parameter, int rank, int size) {
   return shape;
 }
 
+std::vector<Run> shard_runs(const ParameterInfo& parameter, int rank, int size) {
+  if (parameter.split_dim < 0) return {{0, 0, parameter.shape.elements(), 0}};
+  // Elements before (outer) and after (inner) the split dim of a row-major tensor.
+  std::int64_t outer = 1;
+  std::int64_t inner = 1;
+  for (int i = 0; i < parameter.split_dim; ++i) outer *= parameter.shape[i];
+  for (int i = parameter.split_dim + 1; i < parameter.shape.rank(); ++i) inner *= parameter.shape[i];
+  const std::vector<Range> ranges = owned_ranges(parameter, rank, size);
+  std::vector<Run> runs;
+  std::int64_t local = 0;
+  for (std::int64_t o = 0; o < outer; ++o) {
+    for (std::size_t piece = 0; piece < ranges.size(); ++piece) {
+      const std::int64_t count = ranges[piece].count * inner;
+      const std::int64_t global = (o * parameter.shape[parameter.split_dim] + ranges[piece].begin) * inner;
+      runs.push_back({local, global, count, static_cast<int>(piece)});
+      local += count;
+    }
+  }
+  return runs;
+}
+
+bool counts_piece(const ParameterInfo& parameter, int piece, int rank, int size) {
+  if (parameter.split_dim < 0) return rank == 0;
+  return rank % replicas(parameter.pieces[static_cast<std::size_t>(piece)], size) == 0;
+}
+
 const ParameterInfo& ParameterTable::at(std::string_view name) const {
   const auto found = std::find_if(rows_.begin(), rows_.end(), [&](const auto& row) { return row.name == name; });
   CUBOID_CHECK(found != rows_.end(), "no parameter named " + std::string(name));

@@ -55,6 +55,19 @@ Shape shard_shape(const ParameterInfo& parameter, int rank, int size);
 /// How many tensor ranks hold each element of the piece: 1, or size / units for a replicated piece.
 int replicas(const Piece& piece, int size);
 
+/// A stretch of consecutive elements of a shard that are consecutive in the global tensor too (both row-major).
+struct Run {
+  std::int64_t local = 0;   ///< index of its first element in the shard
+  std::int64_t global = 0;  ///< index of its first element in the global tensor
+  std::int64_t count = 0;
+  int piece = 0;  ///< index into pieces
+};
+/// The shard of that rank as runs in local order: what initialisation, loading and hashing walk.
+std::vector<Run> shard_runs(const ParameterInfo& parameter, int rank, int size);
+
+/// True on exactly one of the tensor ranks that hold copies of a piece: the one that counts it in norms and hashes.
+bool counts_piece(const ParameterInfo& parameter, int piece, int rank, int size);
+
 /// Half-open range of units that rank r of size owns of an uneven split of n: sizes differ by at most one.
 Range even_share(std::int64_t n, int rank, int size);
 

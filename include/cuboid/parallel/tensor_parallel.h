@@ -1,0 +1,44 @@
+// Layers whose weights are cut over the tensor axis, as in Megatron-LM (arXiv 1909.08053), with sequence parallelism
+// (arXiv 2205.05198): between the split layers, activations are cut along T instead of being replicated.
+// Ranks arrive as the communicator's; nothing here knows where it sits in a grid.
+#pragma once
+
+#include "cuboid/comm/communicator.h"
+#include "cuboid/ops/ops.h"
+
+namespace cuboid {
+
+/// The tensor group as layers see it.
+struct TensorParallel {
+  Communicator* comm = nullptr;
+  bool sequence_parallel = false;  ///< activations outside the split layers are (T/tp,B,C); T must be divisible
+
+  int rank() const { return comm->rank(); }
+  int size() const { return comm->size(); }
+  bool splits_sequence() const { return sequence_parallel && size() > 1; }
+};
+
+/// y (T,B,out/tp) = x · weightᵀ + bias with weight (out/tp,in) cut by output. x is (T,B,in), replicated, or (T/tp,B,in)
+/// with sequence parallelism: gathered for the product, and only the shard is kept for backward.
+Var column_linear(Tape& tape, const TensorParallel& tp, const Var& x, Parameter& weight, Parameter* bias);
+
+/// y = Σ over ranks of x · weightᵀ, + bias once, with x (T,B,in/tp) and weight (out,in/tp) cut by input. y is (T,B,out)
+/// on every rank, or (T/tp,B,out) with sequence parallelism.
+Var row_linear(Tape& tape, const TensorParallel& tp, const Var& x, Parameter& weight, Parameter* bias);
+
+/// tokens (T,B) → (T,B,C) (or the shard (T/tp,B,C)) from a table cut by rows; first_row: global row of this rank's
+/// first.
+Var vocabulary_parallel_embedding(Tape& tape, const TensorParallel& tp, const Tensor& tokens, Parameter& table,
+                                  std::int64_t first_row);
+
+/// Cross-entropy of logits (T,B,V/tp) cut by vocabulary.
+struct Loss {
+  Tensor per_sequence;  ///< (B) float64: sum over unmasked targets, in nats; the same on every rank
+  Var seed;             ///< backward starts here, with any gradient tensor of one element
+};
+/// targets (T,B) int32 global ids or kernels::kIgnore. The gradient of Σ per_sequence · factor flows back. The logits'
+/// memory is reused for their gradient. Padding cannot exist: ranks own exactly their real rows.
+Loss vocabulary_parallel_cross_entropy(Tape& tape, const TensorParallel& tp, const Var& logits, const Tensor& targets,
+                                       std::int64_t first_row, double factor);
+
+}  // namespace cuboid
