@@ -1,0 +1,106 @@
+#include "cuboid/comm/ranks.h"
+
+#include <exception>
+#include <mutex>
+#include <new>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+#include <omp.h>
+#include <pthread.h>
+
+#include "group.h"
+
+namespace cuboid {
+namespace {
+
+// The exception that made the run fail: the first that is not a mere consequence of another.
+class FirstCause {
+ public:
+  void record(int rank, const std::exception_ptr& cause, bool consequence) {
+    const std::scoped_lock lock(mutex_);
+    if (cause_ != nullptr && (consequence || !consequence_)) return;
+    rank_ = rank;
+    cause_ = cause;
+    consequence_ = consequence;
+  }
+
+  /// Throws it again with the rank's number; does nothing if there is none.
+  void rethrow_if_any() const {
+    if (cause_ == nullptr) return;
+    const auto named = [&](const char* what) { return fmt::format("rank {}: {}", rank_, what); };
+    try {
+      std::rethrow_exception(cause_);
+    } catch (const Error& error) {
+      throw Error(error.kind(), named(error.what()));
+    } catch (const std::logic_error& error) {
+      throw std::logic_error(named(error.what()));
+    } catch (const std::bad_alloc&) {
+      throw Error(ErrorKind::failed, named("out of memory"));
+    } catch (const std::exception& error) {
+      throw Error(ErrorKind::failed, named(error.what()));
+    } catch (...) {
+      throw Error(ErrorKind::failed, named("an exception that is not a std::exception"));
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  int rank_ = 0;
+  std::exception_ptr cause_;
+  bool consequence_ = false;
+};
+
+void run_rank(int rank, const std::function<void(RankContext&)>& body, int threads_per_rank,
+              const std::shared_ptr<detail::World>& world, const std::shared_ptr<detail::Group>& group,
+              FirstCause& cause) {
+  pthread_setname_np(pthread_self(), fmt::format("rank {}", rank).c_str());
+  omp_set_num_threads(threads_per_rank);  // of this thread's parallel regions only
+  try {
+    RankContext context;
+    context.rank = rank;
+    context.size = world->size();
+    const auto communicator = detail::make_threads_communicator(world, group, rank, context.device, "world");
+    context.world = communicator.get();
+    body(context);
+  } catch (const Aborted&) {
+    cause.record(rank, std::current_exception(), true);
+    world->abort();
+  } catch (...) {
+    cause.record(rank, std::current_exception(), false);
+    world->abort();
+  }
+  world->mark_ended(rank);
+}
+
+}  // namespace
+
+void run_ranks(int ranks, const std::function<void(RankContext&)>& body, const RankOptions& options) {
+  CUBOID_CHECK(ranks >= 1, fmt::format("{} ranks", ranks));
+  CUBOID_CHECK(options.threads_per_rank >= 1, fmt::format("{} threads per rank", options.threads_per_rank));
+  CUBOID_CHECK(options.deadline > 0, fmt::format("deadline of {} s", options.deadline));
+  const auto world = std::make_shared<detail::World>(ranks, options.deadline, options.threads_per_rank);
+  std::vector<int> numbers(static_cast<std::size_t>(ranks));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  const auto group = std::make_shared<detail::Group>(world, std::move(numbers), "world");
+  FirstCause cause;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    try {
+      threads.emplace_back([&, rank] { run_rank(rank, body, options.threads_per_rank, world, group, cause); });
+    } catch (const std::system_error& error) {
+      cause.record(
+          rank,
+          std::make_exception_ptr(Error(ErrorKind::failed, fmt::format("cannot start a thread: {}", error.what()))),
+          false);
+      world->abort();
+      break;
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  cause.rethrow_if_any();
+}
+
+}  // namespace cuboid
