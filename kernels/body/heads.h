@@ -1,0 +1,36 @@
+// One attention head of one row: copied or rotated (rotary position embedding, Su et al., arXiv 2104.09864, with the
+// pairing of Hugging Face's Llama: element j turns with element j + D/2).
+#pragma once
+
+#include "kernels/body/lanes.h"
+
+namespace cuboid::kernels::body {
+
+template <typename Lanes, typename T>
+CUBOID_HD void copy_row(Lanes lanes, std::int64_t n, const T* x, T* y) {
+  lanes.each(n, [=](std::int64_t i) { y[i] = x[i]; });
+}
+
+/// y (D) = x (D) turned by the angles whose cosines and sines (D/2) are given.
+template <typename Lanes, typename T>
+CUBOID_HD void rotate_row(Lanes lanes, std::int64_t half, const T* cos, const T* sin, const T* x, T* y) {
+  lanes.each(half, [=](std::int64_t j) {
+    const T a = x[j];
+    const T b = x[j + half];
+    y[j] = a * cos[j] - b * sin[j];
+    y[j + half] = b * cos[j] + a * sin[j];
+  });
+}
+
+/// The transpose of rotate_row, which is the turn back.
+template <typename Lanes, typename T>
+CUBOID_HD void rotate_back_row(Lanes lanes, std::int64_t half, const T* cos, const T* sin, const T* dy, T* dx) {
+  lanes.each(half, [=](std::int64_t j) {
+    const T a = dy[j];
+    const T b = dy[j + half];
+    dx[j] = a * cos[j] + b * sin[j];
+    dx[j + half] = b * cos[j] - a * sin[j];
+  });
+}
+
+}  // namespace cuboid::kernels::body

@@ -1,0 +1,98 @@
+#include "cuboid/kernels/kernels.h"
+
+#include "kernels/body/activation.h"
+#include "kernels/body/lanes.h"
+#include "kernels/cpu/launch.h"
+
+namespace cuboid::kernels {
+namespace {
+
+// f(i) for every element, in chunks.
+template <typename F>
+void each_element(std::int64_t n, F f) {
+  parallel_chunks(n, kElementChunk, [=](std::int64_t first, std::int64_t count) {
+    body::OneLane{}.each(count, [=](std::int64_t i) { f(first + i); });
+  });
+}
+
+}  // namespace
+
+void gelu(const Device&, const Tensor& x, const Tensor& y) {
+  with_real(x, [&]<typename T>(T) {
+    expect_like(y, x, "gelu: y");
+    const T* xs = x.data<T>();
+    T* ys = y.data<T>();
+    each_element(x.elements(), [=](std::int64_t i) { ys[i] = body::gelu(xs[i]); });
+  });
+}
+
+void gelu_gradient(const Device&, const Tensor& dy, const Tensor& x, const Tensor& dx) {
+  with_real(x, [&]<typename T>(T) {
+    expect_like(dy, x, "gelu_gradient: dy");
+    expect_like(dx, x, "gelu_gradient: dx");
+    const T* dys = dy.data<T>();
+    const T* xs = x.data<T>();
+    T* dxs = dx.data<T>();
+    each_element(x.elements(), [=](std::int64_t i) { dxs[i] = body::gelu_gradient(dys[i], xs[i]); });
+  });
+}
+
+void swiglu(const Device&, const Tensor& gate_up, const Tensor& y) {
+  const std::int64_t rows = row_count(gate_up);
+  const std::int64_t n = row_length(gate_up) / 2;
+  CUBOID_CHECK(row_length(gate_up) == 2 * n, "swiglu: gate_up is " + to_string(gate_up.shape()));
+  expect(y, gate_up.dtype(), rows * n, "swiglu: y");
+  with_real(y, [&]<typename T>(T) {
+    const T* in = gate_up.data<T>();
+    T* out = y.data<T>();
+    parallel_for(rows, [=](std::int64_t r) {
+      const T* gate = in + r * 2 * n;
+      T* row = out + r * n;
+      body::OneLane{}.each(n, [=](std::int64_t i) { row[i] = body::swiglu(gate[i], gate[n + i]); });
+    });
+  });
+}
+
+void swiglu_gradient(const Device&, const Tensor& dy, const Tensor& gate_up, const Tensor& dgate_up) {
+  const std::int64_t rows = row_count(gate_up);
+  const std::int64_t n = row_length(gate_up) / 2;
+  CUBOID_CHECK(row_length(gate_up) == 2 * n, "swiglu_gradient: gate_up is " + to_string(gate_up.shape()));
+  expect(dy, gate_up.dtype(), rows * n, "swiglu_gradient: dy");
+  expect_like(dgate_up, gate_up, "swiglu_gradient: dgate_up");
+  with_real(dy, [&]<typename T>(T) {
+    const T* dys = dy.data<T>();
+    const T* in = gate_up.data<T>();
+    T* out = dgate_up.data<T>();
+    parallel_for(rows, [=](std::int64_t r) {
+      const T* gate = in + r * 2 * n;
+      const T* row = dys + r * n;
+      T* d = out + r * 2 * n;
+      body::OneLane{}.each(n, [=](std::int64_t i) {
+        const auto g = body::swiglu_gradient(row[i], gate[i], gate[n + i]);
+        d[i] = g.dgate;
+        d[n + i] = g.dup;
+      });
+    });
+  });
+}
+
+void add(const Device&, const Tensor& a, const Tensor& b, const Tensor& c) {
+  with_real(a, [&]<typename T>(T) {
+    expect_like(b, a, "add: b");
+    expect_like(c, a, "add: c");
+    const T* as = a.data<T>();
+    const T* bs = b.data<T>();
+    T* cs = c.data<T>();
+    each_element(a.elements(), [=](std::int64_t i) { cs[i] = as[i] + bs[i]; });
+  });
+}
+
+void scale(const Device&, const Tensor& t, double factor) {
+  with_real(t, [&]<typename T>(T) {
+    T* ts = t.data<T>();
+    const T f = static_cast<T>(factor);
+    each_element(t.elements(), [=](std::int64_t i) { ts[i] *= f; });
+  });
+}
+
+}  // namespace cuboid::kernels

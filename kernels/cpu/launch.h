@@ -1,0 +1,86 @@
+// What every CPU launcher needs: the element type as a template argument, checks of arguments, and loops over rows that
+// run on OpenMP's threads. Internal to kernels/cpu.
+#pragma once
+
+#include <algorithm>
+#include <exception>
+#include <string>
+
+#include <omp.h>
+
+#include "cuboid/runtime/device.h"
+
+namespace cuboid::kernels {
+
+/// Calls f with a value of the element type: float or double.
+template <typename F>
+void with_real(const Tensor& tensor, F f) {
+  CUBOID_CHECK(tensor.defined(), "no tensor");
+  if (tensor.dtype() == DType::float32) {
+    f(float{});
+  } else {
+    CUBOID_CHECK(tensor.dtype() == DType::float64, std::string("no kernel for ") + name_of(tensor.dtype()));
+    f(double{});
+  }
+}
+
+/// Row length of a tensor seen as (rows, last dim), and the number of rows.
+inline std::int64_t row_length(const Tensor& tensor) {
+  CUBOID_CHECK(tensor.defined() && tensor.shape().rank() > 0, "a tensor with dims is expected");
+  return tensor.dim(-1);
+}
+inline std::int64_t row_count(const Tensor& tensor) {
+  return tensor.shape().rank() == 1 ? 1 : tensor.shape().rows();
+}
+
+/// Checks element type and count of an argument.
+inline void expect(const Tensor& tensor, DType dtype, std::int64_t elements, const char* name) {
+  CUBOID_CHECK(tensor.defined() && tensor.dtype() == dtype && tensor.elements() == elements,
+               std::string(name) + ": " + name_of(dtype) + " with " + std::to_string(elements) +
+                   " elements expected, got " +
+                   (tensor.defined() ? std::string(name_of(tensor.dtype())) + " " + to_string(tensor.shape())
+                                     : std::string("no tensor")));
+}
+/// Checks that an argument has the type and shape of another.
+inline void expect_like(const Tensor& tensor, const Tensor& model, const char* name) {
+  expect(tensor, model.dtype(), model.elements(), name);
+}
+inline void expect_shape(const Tensor& tensor, DType dtype, const Shape& shape, const char* name) {
+  CUBOID_CHECK(tensor.defined() && tensor.dtype() == dtype && tensor.shape() == shape,
+               std::string(name) + ": " + name_of(dtype) + " " + to_string(shape) + " expected, got " +
+                   (tensor.defined() ? std::string(name_of(tensor.dtype())) + " " + to_string(tensor.shape())
+                                     : std::string("no tensor")));
+}
+
+/// f(i) for i in [0, n), on all OpenMP threads if there are several; the first exception is thrown on.
+template <typename F>
+void parallel_for(std::int64_t n, F f) {
+  if (omp_get_max_threads() == 1 || omp_in_parallel()) {
+    for (std::int64_t i = 0; i < n; ++i) f(i);
+    return;
+  }
+  std::exception_ptr failure;
+#pragma omp parallel for schedule(static)
+  for (std::int64_t i = 0; i < n; ++i) {
+    try {
+      f(i);
+    } catch (...) {
+#pragma omp critical(cuboid_parallel_for)
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+/// f(begin, count) for chunks of [0, n) whose size depends on n alone, so that bits do not depend on the thread count.
+template <typename F>
+void parallel_chunks(std::int64_t n, std::int64_t chunk, F f) {
+  parallel_for((n + chunk - 1) / chunk, [&](std::int64_t i) { f(i * chunk, std::min(chunk, n - i * chunk)); });
+}
+
+/// Elements of one chunk of an elementwise kernel: fits a core's L1 cache with its operands.
+inline constexpr std::int64_t kElementChunk = 4096;
+/// Columns of one chunk of a kernel that sums over rows.
+inline constexpr std::int64_t kColumnChunk = 512;
+
+}  // namespace cuboid::kernels
