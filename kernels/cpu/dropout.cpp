@@ -1,0 +1,54 @@
+#include "kernels/cpu/dropout.h"
+
+#include "kernels/cpu/launch.h"
+
+namespace cuboid::kernels {
+namespace {
+
+// y = [residual +] dropout(x), x (T,B,C). Add is whether there is a residual.
+template <bool Add, typename T>
+void dropout_rows(const Shape& shape, const T* x, const T* residual, const Dropout& mask, T* y) {
+  const std::int64_t batch = shape[1];
+  const std::int64_t n = shape[2];
+  parallel_for(shape[0] * batch, [=](std::int64_t r) {
+    const auto row = dropout_row_of<T>(mask, mask.first_sample + r % batch, mask.first_row + r / batch, 0);
+    const T* in = x + r * n;
+    const T* add = Add ? residual + r * n : nullptr;
+    T* out = y + r * n;
+    body::dropout_row(body::OneLane{}, n, row, [=](std::int64_t i, T factor) {
+      if constexpr (Add) {
+        out[i] = add[i] + in[i] * factor;
+      } else {
+        out[i] = in[i] * factor;
+      }
+    });
+  });
+}
+
+}  // namespace
+
+void dropout(const Device& device, const Tensor& x, const Dropout& mask, const Tensor& y) {
+  check_dropout(mask);
+  expect_like(y, x, "dropout: y");
+  CUBOID_CHECK(x.shape().rank() == 3, "dropout: x is " + to_string(x.shape()) + ", not (T,B,C)");
+  if (mask.p == 0) {
+    device.copy(x, y);
+    return;
+  }
+  with_real(x, [&]<typename T>(T) { dropout_rows<false, T>(x.shape(), x.data<T>(), nullptr, mask, y.data<T>()); });
+}
+
+void dropout_add(const Device& device, const Tensor& x, const Tensor& residual, const Dropout& mask, const Tensor& y) {
+  check_dropout(mask);
+  expect_like(y, x, "dropout_add: y");
+  expect_like(residual, x, "dropout_add: residual");
+  CUBOID_CHECK(x.shape().rank() == 3, "dropout_add: x is " + to_string(x.shape()) + ", not (T,B,C)");
+  if (mask.p == 0) {
+    add(device, residual, x, y);
+    return;
+  }
+  with_real(x,
+            [&]<typename T>(T) { dropout_rows<true>(x.shape(), x.data<T>(), residual.data<T>(), mask, y.data<T>()); });
+}
+
+}  // namespace cuboid::kernels

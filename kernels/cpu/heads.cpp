@@ -1,0 +1,85 @@
+#include "kernels/body/heads.h"
+
+#include "cuboid/kernels/kernels.h"
+
+#include "kernels/cpu/launch.h"
+
+namespace cuboid::kernels {
+namespace {
+
+struct HeadSizes {
+  std::int64_t T, B, H, K, D;
+};
+
+// Checks the arguments that split_heads and its gradient share.
+HeadSizes check_heads(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& q, const Tensor& k,
+                      const Tensor& v) {
+  CUBOID_CHECK(q.defined() && q.shape().rank() == 4 && k.defined() && k.shape().rank() == 4,
+               "split_heads: q (B,H,T,D) and k (B,K,T,D) are expected");
+  const HeadSizes s{q.dim(2), q.dim(0), q.dim(1), k.dim(1), q.dim(3)};
+  expect_shape(k, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "split_heads: k");
+  expect_shape(v, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "split_heads: v");
+  expect_shape(qkv, q.dtype(), Shape{s.T, s.B, (s.H + 2 * s.K) * s.D}, "split_heads: qkv");
+  CUBOID_CHECK(cos.defined() == sin.defined(), "split_heads: cos without sin, or sin without cos");
+  if (cos.defined()) {
+    CUBOID_CHECK(s.D % 2 == 0, "split_heads: rotation of an odd head dim");
+    expect_shape(cos, q.dtype(), Shape{s.T, s.D / 2}, "split_heads: cos");
+    expect_shape(sin, q.dtype(), Shape{s.T, s.D / 2}, "split_heads: sin");
+  }
+  return s;
+}
+
+// visit(in the fused row, in the head's tensor, turns) for each head of row r = t·B + b; `heads` of the three tensors.
+template <typename T, typename Visit>
+void each_head(const HeadSizes& s, std::int64_t r, T* fused, T* q, T* k, T* v, Visit visit) {
+  const std::int64_t t = r / s.B;
+  const std::int64_t b = r % s.B;
+  fused += r * (s.H + 2 * s.K) * s.D;
+  for (std::int64_t h = 0; h < s.H; ++h) visit(fused + h * s.D, q + ((b * s.H + h) * s.T + t) * s.D, true);
+  fused += s.H * s.D;
+  for (std::int64_t h = 0; h < s.K; ++h) visit(fused + h * s.D, k + ((b * s.K + h) * s.T + t) * s.D, true);
+  fused += s.K * s.D;
+  for (std::int64_t h = 0; h < s.K; ++h) visit(fused + h * s.D, v + ((b * s.K + h) * s.T + t) * s.D, false);
+}
+
+}  // namespace
+
+void split_heads(const Device&, const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& q,
+                 const Tensor& k, const Tensor& v) {
+  const HeadSizes s = check_heads(qkv, cos, sin, q, k, v);
+  with_real(qkv, [&]<typename T>(T) {
+    parallel_for(s.T * s.B, [&](std::int64_t r) {
+      const std::int64_t t = r / s.B;
+      const T* c = cos.defined() ? cos.data<T>() + t * (s.D / 2) : nullptr;
+      const T* si = cos.defined() ? sin.data<T>() + t * (s.D / 2) : nullptr;
+      each_head(s, r, qkv.data<T>(), q.data<T>(), k.data<T>(), v.data<T>(), [&](T* fused, T* head, bool turns) {
+        if (turns && c != nullptr) {
+          body::rotate_row<body::OneLane, T>(body::OneLane{}, s.D / 2, c, si, fused, head);
+        } else {
+          body::copy_row<body::OneLane, T>(body::OneLane{}, s.D, fused, head);
+        }
+      });
+    });
+  });
+}
+
+void split_heads_gradient(const Device&, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,
+                          const Tensor& sin, const Tensor& dqkv) {
+  const HeadSizes s = check_heads(dqkv, cos, sin, dq, dk, dv);
+  with_real(dqkv, [&]<typename T>(T) {
+    parallel_for(s.T * s.B, [&](std::int64_t r) {
+      const std::int64_t t = r / s.B;
+      const T* c = cos.defined() ? cos.data<T>() + t * (s.D / 2) : nullptr;
+      const T* si = cos.defined() ? sin.data<T>() + t * (s.D / 2) : nullptr;
+      each_head(s, r, dqkv.data<T>(), dq.data<T>(), dk.data<T>(), dv.data<T>(), [&](T* fused, T* head, bool turns) {
+        if (turns && c != nullptr) {
+          body::rotate_back_row<body::OneLane, T>(body::OneLane{}, s.D / 2, c, si, head, fused);
+        } else {
+          body::copy_row<body::OneLane, T>(body::OneLane{}, s.D, head, fused);
+        }
+      });
+    });
+  });
+}
+
+}  // namespace cuboid::kernels

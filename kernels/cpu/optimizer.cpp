@@ -1,0 +1,74 @@
+#include "kernels/body/optimizer.h"
+
+#include <vector>
+
+#include "cuboid/kernels/kernels.h"
+
+#include "kernels/cpu/launch.h"
+
+namespace cuboid::kernels {
+
+double sum_of_squares(const Device&, const Tensor& x) {
+  constexpr std::int64_t kBlock = 4096;
+  const std::int64_t n = x.elements();
+  std::vector<double> blocks(static_cast<std::size_t>((n + kBlock - 1) / kBlock));
+  with_real(x, [&]<typename T>(T) {
+    const T* xs = x.data<T>();
+    double* sums = blocks.data();
+    parallel_chunks(n, kBlock, [=](std::int64_t first, std::int64_t count) {
+      sums[first / kBlock] = body::square_sum_block(body::OneLane{}, count, xs + first);
+    });
+  });
+  double total = 0;
+  for (const double block : blocks) total += block;
+  return total;
+}
+
+void adamw(const Device&, const AdamW& options, const Tensor& gradient, const Tensor& weight, const Tensor& m,
+           const Tensor& v) {
+  expect_like(gradient, weight, "adamw: gradient");
+  expect_like(m, weight, "adamw: m");
+  expect_like(v, weight, "adamw: v");
+  with_real(weight, [&]<typename T>(T) {
+    const body::AdamWStep<T> step{static_cast<T>(options.lr),
+                                  static_cast<T>(options.beta1),
+                                  static_cast<T>(1 - options.beta1),
+                                  static_cast<T>(options.beta2),
+                                  static_cast<T>(1 - options.beta2),
+                                  static_cast<T>(options.eps),
+                                  static_cast<T>(options.weight_decay),
+                                  static_cast<T>(1 / options.bias_correction1),
+                                  static_cast<T>(1 / options.bias_correction2),
+                                  static_cast<T>(options.gradient_scale)};
+    const T* gs = gradient.data<T>();
+    T* ws = weight.data<T>();
+    T* ms = m.data<T>();
+    T* vs = v.data<T>();
+    parallel_chunks(weight.elements(), kElementChunk, [=](std::int64_t first, std::int64_t count) {
+      body::OneLane{}.each(count, [=](std::int64_t i) {
+        const std::int64_t j = first + i;
+        body::adamw_element(step, gs[j], ws[j], ms[j], vs[j]);
+      });
+    });
+  });
+}
+
+void sgd(const Device&, double lr, double weight_decay, double gradient_scale, const Tensor& gradient,
+         const Tensor& weight) {
+  expect_like(gradient, weight, "sgd: gradient");
+  with_real(weight, [&]<typename T>(T) {
+    const T rate = static_cast<T>(lr);
+    const T decay = static_cast<T>(weight_decay);
+    const T scale = static_cast<T>(gradient_scale);
+    const T* gs = gradient.data<T>();
+    T* ws = weight.data<T>();
+    parallel_chunks(weight.elements(), kElementChunk, [=](std::int64_t first, std::int64_t count) {
+      body::OneLane{}.each(count, [=](std::int64_t i) {
+        const std::int64_t j = first + i;
+        ws[j] -= rate * (scale * gs[j] + decay * ws[j]);
+      });
+    });
+  });
+}
+
+}  // namespace cuboid::kernels
