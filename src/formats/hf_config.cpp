@@ -1,0 +1,428 @@
+#include "cuboid/formats/hf_config.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "cuboid/core/text.h"
+
+#include "json_text.h"
+
+namespace cuboid {
+namespace {
+
+/// Bounds that no real model reaches and within which parameter counts cannot overflow 63 bits: a layer has at most
+/// about 8 matrices of kLargestDim², and there are at most kMostLayers.
+constexpr std::int64_t kLargestDim = std::int64_t{1} << 22;
+constexpr std::int64_t kMostLayers = std::int64_t{1} << 14;
+constexpr std::int64_t kMostPositions = (std::int64_t{1} << 31) - 1;
+
+const std::vector<std::string> kFamilies = {"gpt2", "llama"};
+
+/// Keys without influence on what is computed here: dropout (a run's own flag), generation, tokenizer, provenance,
+/// storage type, inference caches.
+const std::set<std::string, std::less<>> kHarmless = {"architectures",
+                                                      "model_type",
+                                                      "torch_dtype",
+                                                      "dtype",
+                                                      "transformers_version",
+                                                      "attn_pdrop",
+                                                      "embd_pdrop",
+                                                      "resid_pdrop",
+                                                      "attention_dropout",
+                                                      "bos_token_id",
+                                                      "eos_token_id",
+                                                      "pad_token_id",
+                                                      "sep_token_id",
+                                                      "cls_token_id",
+                                                      "decoder_start_token_id",
+                                                      "unk_token_id",
+                                                      "use_cache",
+                                                      "pretraining_tp",
+                                                      "summary_activation",
+                                                      "summary_first_dropout",
+                                                      "summary_proj_to_labels",
+                                                      "summary_type",
+                                                      "summary_use_proj",
+                                                      "task_specific_params",
+                                                      "reorder_and_upcast",
+                                                      "gradient_checkpointing",
+                                                      "id2label",
+                                                      "label2id",
+                                                      "num_labels",
+                                                      "problem_type",
+                                                      "finetuning_task",
+                                                      "name_or_path",
+                                                      "auto_map",
+                                                      "prefix",
+                                                      "predict_special_tokens",
+                                                      "use_bfloat16",
+                                                      "output_attentions",
+                                                      "output_hidden_states",
+                                                      "return_dict",
+                                                      "return_dict_in_generate",
+                                                      "torchscript",
+                                                      "max_length",
+                                                      "min_length",
+                                                      "do_sample",
+                                                      "num_beams",
+                                                      "temperature",
+                                                      "top_k",
+                                                      "top_p",
+                                                      "typical_p",
+                                                      "repetition_penalty",
+                                                      "length_penalty",
+                                                      "num_return_sequences",
+                                                      "tokenizer_class",
+                                                      "chunk_size_feed_forward",
+                                                      "diversity_penalty",
+                                                      "early_stopping",
+                                                      "encoder_no_repeat_ngram_size",
+                                                      "no_repeat_ngram_size",
+                                                      "output_scores",
+                                                      "num_beam_groups",
+                                                      "remove_invalid_values",
+                                                      "bad_words_ids",
+                                                      "suppress_tokens",
+                                                      "begin_suppress_tokens",
+                                                      "forced_bos_token_id",
+                                                      "forced_eos_token_id",
+                                                      "exponential_decay_length_penalty",
+                                                      "max_sequence_length",
+                                                      "attn_implementation",
+                                                      "unsloth_version",
+                                                      "unsloth_fixed",
+                                                      "vocab_file"};
+
+/// null, false, 0, "", [] and {}: a feature that is off.
+bool is_off(const Json& value) {
+  return value.is_null() || value == false || value == 0 || value == "" || (value.is_structured() && value.empty());
+}
+
+/// Typed look-ups in one JSON object. A look-up marks its key as understood; faults are collected; a faulty or missing
+/// value reads as its default.
+class Section {
+ public:
+  Section(const Json& object, std::string where, Problems& problems)
+      : object_(object), where_(std::move(where)), problems_(problems) {}
+
+  bool has(const std::string& key) const { return object_.contains(key) && !object_[key].is_null(); }
+  /// The value, or null if the key is absent.
+  const Json& value(const std::string& key) {
+    static const Json kNull;
+    used_.insert(key);
+    return object_.contains(key) ? object_[key] : kNull;
+  }
+  void fault(const std::string& reason) { problems_.add(where_ + ": " + reason); }
+  void fault(const std::string& key, const std::string& reason) {
+    fault(key + " " + excerpt(value(key)) + ": " + reason);
+  }
+
+  /// A whole number in [1, most]. Without a default the key is required.
+  std::int64_t natural(const std::string& key, std::int64_t most, std::optional<std::int64_t> fallback = {}) {
+    const Json& found = value(key);
+    if (found.is_null()) {
+      if (!fallback) fault(key + " is missing");
+      return fallback.value_or(0);
+    }
+    // Older writers stored counts as 4096.0.
+    const double number = found.is_number() ? found.get<double>() : 0;
+    if (!(number >= 1 && number <= static_cast<double>(most) && number == std::floor(number))) {
+      fault(key, fmt::format("must be a whole number from 1 to {}", most));
+      return 0;
+    }
+    return static_cast<std::int64_t>(number);
+  }
+
+  /// A finite number with least < x, or least <= x if `closed`. Without a default the key is required.
+  double real(const std::string& key, double least, bool closed, std::optional<double> fallback = {}) {
+    const Json& found = value(key);
+    if (found.is_null()) {
+      if (!fallback) fault(key + " is missing");
+      return fallback.value_or(1);
+    }
+    const double number = found.is_number() ? found.get<double>() : std::nan("");
+    if (!std::isfinite(number) || !(closed ? number >= least : number > least)) {
+      fault(key, fmt::format("must be a number {} {}", closed ? "of at least" : "above", least));
+      return fallback.value_or(1);
+    }
+    return number;
+  }
+
+  bool boolean(const std::string& key, bool fallback) {
+    const Json& found = value(key);
+    if (found.is_null()) return fallback;
+    if (found.is_boolean()) return found.get<bool>();
+    fault(key, "must be true or false, is " + kind_of(found));
+    return fallback;
+  }
+
+  /// A key of which only some values are implemented; absent or null means the first of them.
+  void only(const std::string& key, const std::vector<Json>& allowed) {
+    const Json& found = value(key);
+    if (found.is_null() || std::find(allowed.begin(), allowed.end(), found) != allowed.end()) return;
+    std::vector<std::string> names;
+    for (const Json& item : allowed) names.push_back(excerpt(item));
+    fault(key, "not supported; must be " + join(names, " or "));
+  }
+
+  /// Refuses what nobody looked up, unless it is off or harmless.
+  void refuse_unknown(const std::set<std::string, std::less<>>& harmless) {
+    std::vector<std::string> unknown;
+    for (const auto& [key, item] : object_.items()) {
+      const bool known = used_.count(key) != 0 || harmless.count(key) != 0 || key.starts_with("_");
+      if (!known && !is_off(item)) unknown.push_back(key + " = " + excerpt(item));
+    }
+    if (!unknown.empty()) fault("keys that are not understood and may change the model: " + join(unknown));
+  }
+
+ private:
+  const Json& object_;
+  std::string where_;
+  Problems& problems_;
+  std::set<std::string> used_;
+};
+
+void check_architectures(Section& top, const std::string& family) {
+  const Json& names = top.value("architectures");
+  if (is_off(names)) return;
+  const std::vector<std::string> known = family == "gpt2" ? std::vector<std::string>{"gpt2lmheadmodel", "gpt2model"}
+                                                          : std::vector<std::string>{"llamaforcausallm", "llamamodel"};
+  bool sound = names.is_array();
+  for (const Json& name : names) {
+    std::string lower = name.is_string() ? name.get<std::string>() : std::string();
+    for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    sound = sound && std::find(known.begin(), known.end(), lower) != known.end();
+  }
+  if (!sound) {
+    top.fault("architectures", family == "gpt2" ? "a gpt2 must be a GPT2LMHeadModel or GPT2Model"
+                                                : "a llama must be a LlamaForCausalLM or LlamaModel");
+  }
+}
+
+/// Rotary settings under either spelling: rope_scaling beside rope_theta, or rope_parameters that holds both.
+void read_rope(Section& top, ModelConfig& config, const std::string& source, Problems& problems) {
+  config.rope_theta = top.real("rope_theta", 0, false, 10000);
+  top.only("partial_rotary_factor", {1});
+  const Json& old_spelling = top.value("rope_scaling");
+  const Json& new_spelling = top.value("rope_parameters");
+  if (!is_off(old_spelling) && !is_off(new_spelling)) {
+    top.fault("rope_scaling and rope_parameters are both given; keep one");
+    return;
+  }
+  const std::string key = is_off(new_spelling) ? "rope_scaling" : "rope_parameters";
+  const Json& given = is_off(new_spelling) ? old_spelling : new_spelling;
+  if (is_off(given)) return;
+  if (!given.is_object()) return top.fault(key, "must be an object, is " + kind_of(given));
+
+  Section rope(given, source + ": " + key, problems);
+  if (rope.has("rope_theta")) {
+    const double theta = rope.real("rope_theta", 0, false);
+    if (top.has("rope_theta") && theta != config.rope_theta) {
+      top.fault("rope_theta", "differs from rope_theta in " + key);
+    }
+    config.rope_theta = theta;
+  }
+  rope.value("rope_theta");
+  rope.only("partial_rotary_factor", {1});
+  const Json& kind = rope.has("rope_type") ? rope.value("rope_type") : rope.value("type");
+  if (rope.has("rope_type") && rope.has("type") && rope.value("type") != kind) {
+    rope.fault("rope_type " + excerpt(kind) + " and type " + excerpt(rope.value("type")) + " differ");
+  }
+  const std::string name = kind.is_string() ? kind.get<std::string>() : std::string();
+  RopeScaling& scaling = config.rope_scaling;
+  if (name == "linear") {
+    scaling.kind = RopeScaling::Kind::linear;
+    scaling.factor = rope.real("factor", 0, false);
+  } else if (name == "llama3") {
+    scaling.kind = RopeScaling::Kind::llama3;
+    scaling.factor = rope.real("factor", 0, false);
+    scaling.low_frequency_factor = rope.real("low_freq_factor", 0, false);
+    scaling.high_frequency_factor = rope.real("high_freq_factor", 0, false);
+    scaling.original_positions = rope.natural("original_max_position_embeddings", kMostPositions);
+    if (rope.has("low_freq_factor") && rope.has("high_freq_factor") &&
+        !(scaling.low_frequency_factor < scaling.high_frequency_factor)) {
+      rope.fault("low_freq_factor", "must be below high_freq_factor " + excerpt(given["high_freq_factor"]));
+    }
+  } else if (name != "default" && !(kind.is_null() && key == "rope_parameters")) {
+    rope.fault(kind.is_null() ? std::string("rope_type is missing; known: default, linear, llama3")
+                              : "rope_type " + excerpt(kind) + ": not supported; known: default, linear, llama3");
+    return;  // its other keys belong to a kind that is not known
+  }
+  rope.refuse_unknown({});
+}
+
+void read_llama(Section& top, ModelConfig& config, const std::string& source, Problems& problems) {
+  config.layers = top.natural("num_hidden_layers", kMostLayers);
+  config.hidden = top.natural("hidden_size", kLargestDim);
+  config.heads = top.natural("num_attention_heads", kLargestDim);
+  config.kv_heads = top.natural("num_key_value_heads", kLargestDim, config.heads);
+  config.ffn = top.natural("intermediate_size", kLargestDim);
+  config.vocab = top.natural("vocab_size", kLargestDim);
+  config.positions = top.natural("max_position_embeddings", kMostPositions);
+  config.norm_eps = top.real("rms_norm_eps", 0, false, 1e-6);
+  config.init_std = top.real("initializer_range", 0, true, 0.02);
+  config.tied = top.boolean("tie_word_embeddings", false);
+  config.attention_bias = top.boolean("attention_bias", false);
+  config.mlp_bias = top.boolean("mlp_bias", false);
+  top.only("hidden_act", {"silu", "swish"});
+  top.only("sliding_window", {nullptr});
+  if (const Json& types = top.value("layer_types"); !is_off(types)) {
+    const bool full = types.is_array() && std::all_of(types.begin(), types.end(),
+                                                      [](const Json& type) { return type == "full_attention"; });
+    if (!full) top.fault("layer_types", "only full_attention is supported");
+  }
+  if (config.heads > 0 && config.kv_heads > 0 && config.heads % config.kv_heads != 0) {
+    top.fault(
+        fmt::format("{} attention heads (num_attention_heads) are not a multiple of {} key/value heads "
+                    "(num_key_value_heads)",
+                    config.heads, config.kv_heads));
+  }
+  if (top.has("head_dim")) {
+    config.head_dim = top.natural("head_dim", kLargestDim);
+  } else if (config.heads > 0 && config.hidden > 0 && config.hidden % config.heads != 0) {
+    top.fault(fmt::format("hidden_size {} is not divisible by {} attention heads, and no head_dim is given",
+                          config.hidden, config.heads));
+  } else if (config.heads > 0) {
+    config.head_dim = config.hidden / config.heads;
+  }
+  top.value("head_dim");
+  if (config.head_dim % 2 != 0) {
+    top.fault(fmt::format("head dimension {} is odd; rotary embeddings need pairs", config.head_dim));
+  }
+  if (config.heads * config.head_dim > kLargestDim) {
+    top.fault(fmt::format("{} heads of dimension {} are wider than {}", config.heads, config.head_dim, kLargestDim));
+  }
+  read_rope(top, config, source, problems);
+}
+
+void read_gpt2(Section& top, ModelConfig& config) {
+  config.layers = top.natural("n_layer", kMostLayers);
+  config.hidden = top.natural("n_embd", kLargestDim);
+  config.heads = top.natural("n_head", kLargestDim);
+  config.kv_heads = config.heads;
+  config.vocab = top.natural("vocab_size", kLargestDim);
+  config.positions = top.natural("n_positions", kMostPositions);
+  config.ffn = top.natural("n_inner", kLargestDim, 4 * config.hidden);
+  config.norm_eps = top.real("layer_norm_epsilon", 0, false, 1e-5);
+  config.init_std = top.real("initializer_range", 0, true, 0.02);
+  config.tied = top.boolean("tie_word_embeddings", true);
+  config.attention_bias = true;
+  config.mlp_bias = true;
+  top.only("activation_function", {"gelu_new", "gelu_pytorch_tanh"});
+  top.only("scale_attn_weights", {true});
+  top.only("scale_attn_by_inverse_layer_idx", {false});
+  top.only("add_cross_attention", {false});
+  // n_ctx is the older name of n_positions; files carry both.
+  if (top.has("n_ctx") && top.has("n_positions") && top.natural("n_ctx", kMostPositions) != config.positions) {
+    top.fault("n_ctx", fmt::format("differs from n_positions {}", config.positions));
+  }
+  top.value("n_ctx");
+  if (config.heads > 0 && config.hidden > 0 && config.hidden % config.heads != 0) {
+    top.fault(fmt::format("n_embd {} is not divisible by {} attention heads (n_head)", config.hidden, config.heads));
+  } else if (config.heads > 0) {
+    config.head_dim = config.hidden / config.heads;
+  }
+}
+
+std::string family_of(Section& top) {
+  const Json& type = top.value("model_type");
+  if (!type.is_string()) {
+    top.fault((type.is_null() ? std::string("model_type is missing") : "model_type " + excerpt(type)) +
+              "; it must be one of " + join(kFamilies));
+    return {};
+  }
+  const auto name = type.get<std::string>();
+  if (std::find(kFamilies.begin(), kFamilies.end(), name) != kFamilies.end()) return name;
+  top.fault(fmt::format("model_type \"{}\": this architecture is not supported; known are {}; the nearest is {}", name,
+                        join(kFamilies, " and "), nearest(name, kFamilies)));
+  return {};
+}
+
+Json rope_json(const RopeScaling& scaling) {
+  switch (scaling.kind) {
+    case RopeScaling::Kind::none:
+      return nullptr;
+    case RopeScaling::Kind::linear:
+      return {{"rope_type", "linear"}, {"factor", scaling.factor}};
+    case RopeScaling::Kind::llama3:
+      return {{"rope_type", "llama3"},
+              {"factor", scaling.factor},
+              {"low_freq_factor", scaling.low_frequency_factor},
+              {"high_freq_factor", scaling.high_frequency_factor},
+              {"original_max_position_embeddings", scaling.original_positions}};
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+ModelConfig read_hf_config(const std::string& json_text, const std::string& source_name) {
+  Problems problems;
+  const Json json = parse_json(json_text, source_name, problems);
+  if (problems.empty() && !json.is_object()) {
+    problems.add(source_name + ": a model configuration must be a JSON object, is " + kind_of(json));
+  }
+  problems.throw_if_any();
+  Section top(json, source_name, problems);
+  ModelConfig config;
+  config.name = source_name;
+  config.family = family_of(top);
+  problems.throw_if_any();  // the meaning of all other keys depends on it
+  check_architectures(top, config.family);
+  if (config.family == "llama") {
+    read_llama(top, config, source_name, problems);
+  } else {
+    read_gpt2(top, config);
+  }
+  top.refuse_unknown(kHarmless);
+  problems.throw_if_any();
+  return config;
+}
+
+std::string write_hf_config(const ModelConfig& config) {
+  nlohmann::ordered_json json;
+  if (config.family == "gpt2") {
+    json = {{"architectures", {"GPT2LMHeadModel"}},
+            {"model_type", "gpt2"},
+            {"activation_function", "gelu_new"},
+            {"initializer_range", config.init_std},
+            {"layer_norm_epsilon", config.norm_eps},
+            {"n_ctx", config.positions},
+            {"n_embd", config.hidden},
+            {"n_head", config.heads},
+            {"n_inner", config.ffn},
+            {"n_layer", config.layers},
+            {"n_positions", config.positions},
+            {"tie_word_embeddings", config.tied},
+            {"vocab_size", config.vocab}};
+  } else {
+    CUBOID_CHECK(config.family == "llama", "family " + config.family);
+    json = {{"architectures", {"LlamaForCausalLM"}},
+            {"model_type", "llama"},
+            {"attention_bias", config.attention_bias},
+            {"head_dim", config.head_dim},
+            {"hidden_act", "silu"},
+            {"hidden_size", config.hidden},
+            {"initializer_range", config.init_std},
+            {"intermediate_size", config.ffn},
+            {"max_position_embeddings", config.positions},
+            {"mlp_bias", config.mlp_bias},
+            {"num_attention_heads", config.heads},
+            {"num_hidden_layers", config.layers},
+            {"num_key_value_heads", config.kv_heads},
+            {"rms_norm_eps", config.norm_eps},
+            {"rope_scaling", rope_json(config.rope_scaling)},
+            {"rope_theta", config.rope_theta},
+            {"tie_word_embeddings", config.tied},
+            {"vocab_size", config.vocab}};
+  }
+  return json.dump(2) + "\n";
+}
+
+}  // namespace cuboid
