@@ -28,6 +28,9 @@ struct Action {
   ActionKind kind{};
   int stage = 0;         ///< global stage number, -1 where it has none
   int micro_batch = -1;  ///< -1 where it has none
+  /// Runs together with the next action of the row: an F before a B or I, which the CSV writes "(0F7;7B3)OVERLAP_F_B".
+  /// Running the two one after the other is right too, only slower.
+  bool overlapped = false;
   friend bool operator==(const Action&, const Action&) = default;
 };
 
@@ -36,10 +39,16 @@ std::string to_string(const Action& action);
 
 /// True for F, B, I, W: the actions that compute.
 bool computes(ActionKind kind);
+/// True for SEND_F, RECV_F, SEND_B, RECV_B.
+bool transfers(ActionKind kind);
+/// True for B and I: the actions that make the gradient of the stage's input.
+bool makes_input_gradient(ActionKind kind);
+/// True for B and W: the actions that make the gradients of the stage's weights.
+bool makes_weight_gradient(ActionKind kind);
 
 struct Schedule {
-  std::string name;      ///< "1f1b", "gpipe", or the file it was read from
-  int stages = 0;        ///< number of stages: ranks × virtual stages
+  std::string name;  ///< "1f1b", "gpipe", or the file it was read from
+  int stages = 0;    ///< number of stages: ranks × virtual stages
   int micro_batches = 0;
   std::vector<std::vector<Action>> rows;  ///< rows[rank] = that rank's actions in order
 

@@ -1,5 +1,6 @@
-// The named pipeline schedules as pure functions: ranks, micro-batches and virtual stages in, rows of F, B, I and W out.
-// Transfers, reductions and optimizer steps are added by passes (passes.h). Definitions and formulas: docs on schedules.
+// The named pipeline schedules as pure functions: ranks, micro-batches and virtual stages in, rows of F, B, I and W
+// out. Transfers, reductions and optimizer steps are added by passes (passes.h). Definitions and formulas: docs on
+// schedules.
 #pragma once
 
 #include <string>
@@ -18,13 +19,14 @@ struct ScheduleRequest {
 };
 
 /// All names that make_schedule knows.
-const std::vector<std::string_view>& schedule_names();
+const std::vector<std::string>& schedule_names();
 
 /// v when it is not given. @throws Error{request} for an unknown name, with the nearest known one
 int default_virtual_stages(std::string_view name);
 
 /// The compute-only schedule: every stage's weight gradients (B or W) in ascending micro-batch order.
-/// Placement: stage s on rank s mod p (loop), or for zb-v, v-half, v-min and dualpipe-v stages r and 2p-1-r on rank r (V).
+/// Placement: stage s on rank s mod p (loop), or for zb-v, v-half, v-min and dualpipe-v stages r and 2p-1-r on rank r
+/// (V).
 /// @throws Error{request} with all reasons: unknown name, ranks or micro-batches below 1, virtual stages or a number of
 ///         micro-batches that the schedule is not defined for.
 Schedule make_schedule(const ScheduleRequest& request);

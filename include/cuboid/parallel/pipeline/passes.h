@@ -14,10 +14,10 @@ namespace cuboid {
 /// rendezvous: the same, but a RECV moves forward where rendezvous sends would otherwise deadlock (in 1F1B rank r sends
 /// F(k+1) forward while rank r+1 sends the gradient of micro-batch k back, and each would wait for the other's RECV).
 /// The rows are walked together; a transfer happens when its SEND is next on one side and its RECV is due on the other;
-/// when no row can move, the RECV whose consumer is nearest, of a SEND that is waiting, is put at its receiver's present
-/// position. So both ends of every transfer stand where one global order of events has it, and rows cut out of one
-/// global order cannot deadlock: the earliest event not yet done is next on all its ranks. It is also valid when sends
-/// are buffered.
+/// when no row can move, the RECV whose consumer is nearest, of a SEND that is waiting, is put at its receiver's
+/// present position. So both ends of every transfer stand where one global order of events has it, and rows cut out of
+/// one global order cannot deadlock: the earliest event not yet done is next on all its ranks. It is also valid when
+/// sends are buffered.
 /// @pre no transfers yet. @throws Error{request} when the compute-only schedule is not valid
 Schedule add_transfers(const Schedule& schedule, SendMode sends = SendMode::rendezvous);
 
