@@ -1,0 +1,15 @@
+// The commands of `cuboid`, one file each. A command gets the words after its name, prints its result on standard
+// output and returns the process's exit status; faults of the request are thrown as Error.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace cuboid::launch {
+
+using Arguments = std::vector<std::string>;
+
+int train_command(const Arguments& arguments);
+int models_command(const Arguments& arguments);
+
+}  // namespace cuboid::launch

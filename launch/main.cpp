@@ -1,0 +1,84 @@
+// cuboid COMMAND [flags]: finds the command, and turns what it throws into a message and an exit status.
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <iterator>
+#include <new>
+
+#include <fmt/format.h>
+
+#include "cuboid/core/error.h"
+#include "cuboid/core/log.h"
+#include "cuboid/core/text.h"
+
+#include "launch/commands.h"
+
+namespace cuboid::launch {
+namespace {
+
+struct Command {
+  const char* name;
+  const char* summary;
+  int (*run)(const Arguments&);
+};
+
+constexpr Command kCommands[] = {
+    {"train", "train a transformer on a tensor x pipeline x data grid", train_command},
+    {"models", "list the model presets, or describe one", models_command},
+};
+
+void print_help() {
+  fmt::print("Usage: cuboid COMMAND [flags]\n\nTrains transformers with 3D parallelism.\n\nCommands:\n");
+  for (const Command& command : kCommands) fmt::print("  {:<10} {}\n", command.name, command.summary);
+  fmt::print(
+      "\n`cuboid COMMAND --help` lists a command's flags; `cuboid --version` prints the version.\n"
+      "Exit status: 0 done, 2 the request is wrong (nothing was started), 3 the run failed, 4 a deadline passed.\n");
+}
+
+int dispatch(const Arguments& words) {
+  if (words.empty()) {
+    print_help();
+    throw Error(ErrorKind::request, "no command given");
+  }
+  const std::string& word = words.front();
+  if (word == "--help" || word == "-h" || (word == "help" && words.size() == 1)) {
+    print_help();
+    return 0;
+  }
+  if (word == "--version") {
+    fmt::print("cuboid {}\n", CUBOID_VERSION);
+    return 0;
+  }
+  if (word == "help") return dispatch({words[1], "--help"});
+  const auto command =
+      std::find_if(std::begin(kCommands), std::end(kCommands), [&](const Command& c) { return word == c.name; });
+  if (command != std::end(kCommands)) return command->run({words.begin() + 1, words.end()});
+  std::vector<std::string> names;
+  for (const Command& c : kCommands) names.push_back(c.name);
+  throw Error(ErrorKind::request, fmt::format("'{}' is no command; did you mean {}? The commands are {}", word,
+                                              nearest(word, names), join(names)));
+}
+
+}  // namespace
+}  // namespace cuboid::launch
+
+int main(int argc, char** argv) {
+  using cuboid::ErrorKind;
+  int status = 0;
+  try {
+    status = cuboid::launch::dispatch({argv + 1, argv + argc});
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+      throw cuboid::Error(ErrorKind::failed, "standard output could not be written");
+    }
+  } catch (const cuboid::Error& error) {
+    cuboid::log::error(error.what());
+    status = error.exit_status();
+  } catch (const std::bad_alloc&) {
+    cuboid::log::error("out of memory");
+    status = 3;
+  } catch (const std::exception& error) {
+    cuboid::log::error(fmt::format("internal error: {}", error.what()));
+    status = 3;
+  }
+  return status;
+}

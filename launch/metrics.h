@@ -1,0 +1,34 @@
+// What a run reports to machines: a line of JSON a step in DIR/metrics.jsonl, and one document at the end.
+#pragma once
+
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "cuboid/train/trainer.h"
+
+namespace cuboid::launch {
+
+/// One line of metrics.jsonl, without the line feed. Floats are round-trip exact; what is not a number is null.
+std::string metrics_line(const StepMetrics& metrics);
+
+/// The document of --json.
+std::string result_document(const TrainResult& result, const Grid& grid);
+
+/// DIR/metrics.jsonl, written line by line: after each step the file is complete up to that step.
+class MetricsFile {
+ public:
+  /// Replaces a file of that name. @throws Error{request} with the system's reason
+  explicit MetricsFile(const std::string& path);
+  /// @throws Error{failed} with the system's reason (a full disk)
+  void add(const StepMetrics& metrics);
+
+ private:
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  std::string path_;
+  std::unique_ptr<std::FILE, Close> file_;
+};
+
+}  // namespace cuboid::launch

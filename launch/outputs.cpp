@@ -1,0 +1,73 @@
+#include "launch/outputs.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include <unistd.h>
+
+#include "cuboid/formats/run_file.h"
+
+namespace cuboid::launch {
+namespace fs = std::filesystem;
+namespace {
+
+// Why no file can be made in `folder` (which may itself have to be made); empty if it can.
+std::string obstacle_to(fs::path folder) {
+  std::error_code fault;
+  folder = fs::absolute(folder, fault);
+  while (!fs::exists(folder, fault) && folder.has_parent_path() && folder != folder.root_path()) {
+    if (fault) return folder.string() + ": " + fault.message();
+    folder = folder.parent_path();
+  }
+  if (!fs::is_directory(folder, fault)) return folder.string() + " is not a folder";
+  if (access(folder.c_str(), W_OK | X_OK) != 0) return folder.string() + ": " + std::strerror(errno);
+  return "";
+}
+
+std::string absolute_if_there(const std::string& path) {
+  std::error_code fault;
+  return !path.empty() && fs::exists(path, fault) ? fs::absolute(path).lexically_normal().string() : path;
+}
+
+}  // namespace
+
+void check_outputs(const RunConfig& run, Problems& problems) {
+  if (!run.out.empty()) {
+    if (const auto why = obstacle_to(run.out); !why.empty()) problems.add("--out " + run.out + ": " + why);
+  }
+  if (run.dump_grads.empty()) return;
+  std::error_code fault;
+  const fs::path file = fs::absolute(run.dump_grads);
+  if (fs::is_directory(file, fault)) {
+    problems.add("--dump-grads " + run.dump_grads + ": is a folder");
+  } else if (!fs::exists(file.parent_path(), fault)) {
+    problems.add("--dump-grads " + run.dump_grads + ": there is no folder " + file.parent_path().string());
+  } else if (const auto why = obstacle_to(file.parent_path()); !why.empty()) {
+    problems.add("--dump-grads " + run.dump_grads + ": " + why);
+  }
+}
+
+void make_output_folder(const RunConfig& run) {
+  if (run.out.empty()) return;
+  std::error_code fault;
+  fs::create_directories(run.out, fault);
+  if (fault) throw Error(ErrorKind::request, "--out " + run.out + ": " + fault.message());
+  RunConfig written = run;
+  for (auto& path : written.data.paths) path = absolute_if_there(path);
+  written.data.mask_file = absolute_if_there(run.data.mask_file);
+  written.weights = absolute_if_there(run.weights);
+  // A preset's name is looked up before folders are: only what was read from a path becomes one.
+  if (run.model.find('/') != std::string::npos) written.model = absolute_if_there(run.model);
+  written.out = absolute_if_there(run.out);
+  const std::string path = (fs::path(run.out) / "run.toml").string();
+  const std::string text = write_run_file(written);
+  std::FILE* file = std::fopen(path.c_str(), "w");
+  const bool complete = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  if (const bool closed = file == nullptr || std::fclose(file) == 0; !complete || !closed) {
+    throw Error(ErrorKind::request, "--out: " + path + ": " + std::strerror(errno));
+  }
+}
+
+}  // namespace cuboid::launch

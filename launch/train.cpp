@@ -1,0 +1,137 @@
+// cuboid train: reads the request, checks it, trains, and reports to people and machines.
+#include <filesystem>
+#include <optional>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "cuboid/core/log.h"
+#include "cuboid/core/text.h"
+#include "cuboid/core/units.h"
+#include "cuboid/formats/hf_config.h"
+#include "cuboid/formats/safetensors.h"
+#include "cuboid/train/check.h"
+#include "cuboid/train/data.h"
+#include "cuboid/train/trainer.h"
+
+#include "launch/commands.h"
+#include "launch/metrics.h"
+#include "launch/outputs.h"
+#include "launch/progress.h"
+#include "launch/train_flags.h"
+
+namespace cuboid::launch {
+namespace {
+
+constexpr const char* kUsage = "cuboid train --model M --data PATH... [flags]";
+constexpr const char* kSummary =
+    "Trains a transformer on a grid of ranks, each a thread of this process. What is learned does not depend on the\n"
+    "grid. Everything is checked before anything is allocated; all reasons are reported at once.";
+
+// Runs a look at an input whose faults are thrown, and keeps them.
+template <typename Look>
+void collect(Problems& problems, const Look& look) {
+  try {
+    look();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::request) throw;
+    problems.add(error.what());
+  }
+}
+
+ModelConfig checked_model(const RunConfig& run, Problems& problems) {
+  std::optional<ModelConfig> model;
+  if (run.model.empty()) {
+    problems.add("--model: give a preset name, a config.json or a folder with one; presets: " + join(preset_names()));
+  } else {
+    collect(problems, [&] { model = load_model(run.model); });
+  }
+  if (model) check_run(*model, run, problems);
+  check_outputs(run, problems);
+  if (problems.empty()) return *model;
+  // The request is refused: say what is wrong with its files too. (train() says so where nothing else is wrong.)
+  if (model && run.seq_len > 0 && !run.data.paths.empty()) {
+    collect(problems, [&] { SampleSource(run.data, run.seq_len, model->vocab, run.seed); });
+  }
+  if (!run.weights.empty()) collect(problems, [&] { WeightFolder::open(run.weights); });
+  problems.throw_if_any();
+  return {};
+}
+
+std::string grid_text(const Grid& grid) {
+  std::string text;
+  for (Axis axis : kAxes) {
+    if (grid.degree(axis) > 1)
+      text += fmt::format("{}{} {}", text.empty() ? "" : " x ", name_of(axis), grid.degree(axis));
+  }
+  return text.empty() ? "1 rank" : fmt::format("{} ranks ({})", grid.world(), text);
+}
+
+void announce(const RunConfig& run, const ModelConfig& model, const RunStart& start) {
+  log::info(fmt::format("{}: {} parameters on {}", model.name, human_count(static_cast<double>(start.params)),
+                        grid_text(run.grid)));
+  log::info(fmt::format("{} training samples of {} tokens, {} for validation; {} samples a step", start.train_samples,
+                        run.seq_len, start.validation_samples, run.global_batch));
+  if (run.grid.degree(Axis::pp) > 1) {
+    log::info(fmt::format("layers by stage: {} ({}); {} with {} micro-batches has a bubble of {:.0f} %",
+                          fmt::join(start.stage_layers, " + "), start.stages_balanced ? "balanced by cost" : "as given",
+                          run.schedule, start.micro_batches, 100 * start.schedule_bubble));
+  }
+}
+
+TrainResult run_training(const RunConfig& run, const ModelConfig& model) {
+  std::optional<MetricsFile> metrics;
+  std::optional<Progress> progress;
+  TrainEvents events;
+  events.on_start = [&](const RunStart& start) {
+    if (!run.out.empty()) {
+      make_output_folder(run);
+      metrics.emplace((std::filesystem::path(run.out) / "metrics.jsonl").string());
+    }
+    announce(run, model, start);
+    progress.emplace(run.steps);
+  };
+  events.on_step = [&](const StepMetrics& step) {
+    if (metrics) metrics->add(step);
+    progress->step(step);
+  };
+  events.on_validation = [&](int step, double loss) { progress->validation(step, loss); };
+  return train(run, model, events);
+}
+
+std::string summary(const TrainResult& result, const RunConfig& run) {
+  std::string text = fmt::format("steps             {}\nloss              {:.4f}\n", result.steps, result.final_loss);
+  if (result.validation_loss) text += fmt::format("validation loss   {:.4f}\n", *result.validation_loss);
+  text += fmt::format("tokens a second   {:.0f}\n", result.tokens_per_second);
+  if (run.grid.degree(Axis::pp) > 1) text += fmt::format("bubble            {:.1f} %\n", 100 * result.bubble_fraction);
+  text += fmt::format("weights hash      {}\n", result.weights_hash);
+  if (!run.out.empty()) text += fmt::format("written to        {}\n", run.out);
+  return text;
+}
+
+}  // namespace
+
+int train_command(const Arguments& arguments) {
+  Flags flags(kUsage, kSummary);
+  RunDraft draft;
+  bool json = false;
+  add_run_flags(flags, draft);
+  flags.toggle("json", json, "print the result as one JSON document on standard output");
+  Problems problems;
+  const RunConfig run = read_run(flags, draft, arguments, problems);
+  if (flags.help_wanted()) {
+    fmt::print("{}", flags.help());
+    return 0;
+  }
+  const ModelConfig model = checked_model(run, problems);
+  for (const auto& doubt : doubts_about_run(model, run)) log::warning(doubt);
+  const TrainResult result = run_training(run, model);
+  fmt::print("{}", json ? result_document(result, run.grid) + "\n" : summary(result, run));
+  if (result.nan_stop) {
+    throw Error(ErrorKind::failed,
+                fmt::format("the loss of step {} is not a number (--stop-on-nan)", result.steps - 1));
+  }
+  return 0;
+}
+
+}  // namespace cuboid::launch

@@ -1,0 +1,138 @@
+#include "launch/train_flags.h"
+
+#include <fmt/format.h>
+
+#include "cuboid/formats/run_file.h"
+
+namespace cuboid::launch {
+namespace {
+
+std::vector<int> parse_stage_layers(const std::string& text) {
+  std::vector<int> layers;
+  std::size_t begin = 0;
+  while (true) {
+    const auto comma = text.find(',', begin);
+    layers.push_back(static_cast<int>(Flags::parse_whole(text.substr(begin, comma - begin), 1, Flags::kMost<int>)));
+    if (comma == std::string::npos) return layers;
+    begin = comma + 1;
+  }
+}
+
+void add_model_and_data_flags(Flags& flags, RunConfig& run) {
+  flags.section("Model");
+  flags.text("model", "M", run.model,
+             "preset name (see `cuboid models`), a Hugging Face config.json, or a folder with one");
+  flags.text("weights", "DIR", run.weights,
+             "start from Hugging Face safetensors; without it weights are drawn from --seed");
+
+  flags.section("Data");
+  flags.add(
+      "data", "PATH…", "", "text files or folders of them (a token a byte), or .bin token files (uint16)",
+      [&run](const Flags::Values& v) { run.data.paths = v; }, true);
+  flags.choice<DataFormat>("data-format", run.data.format,
+                           {{"auto", DataFormat::automatic}, {"text", DataFormat::text}, {"bin", DataFormat::bin}},
+                           "what the files hold; auto looks at each file's name and header");
+  flags.choice<DataOrder>("data-order", run.data.order,
+                          {{"sequential", DataOrder::sequential}, {"shuffled", DataOrder::shuffled}},
+                          "order of the samples of an epoch");
+  flags.real("validation-fraction", run.data.validation_fraction, "last part of the data, kept from training", "F");
+  flags.whole("eval-every", run.data.eval_every, "steps between validation losses; 0: never", 0);
+  flags.add("mask-token", "ID", "", "targets with this id are left out of the loss", [&run](const Flags::Values& v) {
+    run.data.mask_token = Flags::parse_whole(v.front(), 0, Flags::kMost<std::int32_t>);
+  });
+  flags.text("mask-file", "FILE", run.data.mask_file,
+             "a byte a token of the data; 0: left out of the loss as a target");
+}
+
+void add_grid_flags(Flags& flags, RunDraft& draft) {
+  flags.section("Grid (ranks = tp x cp x ep x dp x pp)");
+  flags.whole("tp", draft.degrees[Axis::tp], "tensor parallel degree", 1);
+  flags.whole("pp", draft.degrees[Axis::pp], "pipeline parallel degree: ranks that hold a stage each", 1);
+  flags.whole("dp", draft.degrees[Axis::dp], "data parallel degree", 1);
+  flags.whole("cp", draft.degrees[Axis::cp], "context parallel degree; only 1 in this version", 1);
+  flags.whole("ep", draft.degrees[Axis::ep], "expert parallel degree; only 1 in this version", 1);
+  flags.text("order", "AXES", draft.order, "axes from the fastest-varying on: neighbouring ranks differ in the first");
+  flags.text("schedule", "S", draft.run.schedule, "pipeline schedule: gpipe, 1f1b");
+  flags.add("stage-layers", "N,N,…", "", "layers of each stage; without it stages are balanced by cost",
+            [&draft](const Flags::Values& v) { draft.run.stage_layers = parse_stage_layers(v.front()); });
+  flags.toggle("sequence-parallel", draft.run.sequence_parallel,
+               "split norms, dropout and residuals along the sequence over the tp ranks");
+}
+
+void add_training_flags(Flags& flags, RunConfig& run) {
+  flags.section("Training");
+  flags.whole("steps", run.steps, "optimizer steps", 1);
+  flags.whole("global-batch", run.global_batch, "sequences a step, over all ranks", 1);
+  flags.whole("micro-batch", run.micro_batch, "sequences a rank computes at a time", 1);
+  flags.whole("seq-len", run.seq_len, "tokens of a sequence", 1);
+  flags.whole("seed", run.seed, "of weights, dropout and data order", 0);
+  flags.real("dropout", run.dropout, "probability that an activation is dropped", "P");
+  flags.choice<OptimizerKind>("optimizer", run.optimizer.kind,
+                              {{"adamw", OptimizerKind::adamw}, {"sgd", OptimizerKind::sgd}}, "update rule");
+  flags.real("lr", run.optimizer.lr, "learning rate after warm-up");
+  flags.real("min-lr", run.optimizer.min_lr, "learning rate at the end of a cosine or linear decay");
+  flags.whole("warmup-steps", run.optimizer.warmup_steps, "steps over which the rate grows from 0", 0);
+  flags.choice<LrSchedule>(
+      "lr-schedule", run.optimizer.lr_schedule,
+      {{"constant", LrSchedule::constant}, {"cosine", LrSchedule::cosine}, {"linear", LrSchedule::linear}},
+      "course of the learning rate after warm-up");
+  flags.real("weight-decay", run.optimizer.weight_decay, "decoupled decay of matrices and embeddings");
+  flags.real("beta1", run.optimizer.beta1, "adamw: decay of the first moment");
+  flags.real("beta2", run.optimizer.beta2, "adamw: decay of the second moment");
+  flags.real("eps", run.optimizer.eps, "adamw: added to the root of the second moment");
+  flags.real("clip-grad", run.optimizer.clip_grad, "largest global gradient norm; 0: no clipping");
+}
+
+void add_machine_flags(Flags& flags, RunConfig& run) {
+  flags.section("Machine (each of these has one value in this version unless listed)");
+  flags.fixed("dtype", {"float32"}, "type of weights and activations", "this version computes in float32");
+  flags.fixed("device", {"auto", "cpu"}, "where ranks compute", "this version runs on the CPU");
+  flags.fixed("fabric", {"auto", "threads"}, "how ranks reach each other: as threads of one process",
+              "this version runs all ranks as threads of one process");
+  flags.fixed("zero", {"0"}, "ZeRO stage", "this version shards no optimizer state, gradients or parameters");
+  flags.fixed("recompute", {"none"}, "activations computed twice instead of kept",
+              "this version keeps every activation");
+  flags.whole("threads-per-rank", run.threads_per_rank, "threads of a rank's matrix products", 1, 1024);
+  flags.real("deadline", run.deadline, "longest wait for another rank, in seconds", "SECONDS");
+
+  flags.section("Output");
+  flags.text("out", "DIR", run.out, "folder of metrics.jsonl, run.toml and timeline.json");
+  flags.toggle("timeline", run.timeline, "write DIR/timeline.json (Chrome trace format: open it in Perfetto)");
+  flags.text("dump-grads", "FILE", run.dump_grads,
+             "write the L2 norm of each parameter's gradient at the first step, by Hugging Face name, as JSON");
+  flags.toggle("stop-on-nan", run.stop_on_nan, "end with status 3 when the loss is not a number");
+}
+
+}  // namespace
+
+void add_run_flags(Flags& flags, RunDraft& draft) {
+  add_model_and_data_flags(flags, draft.run);
+  add_grid_flags(flags, draft);
+  add_training_flags(flags, draft.run);
+  add_machine_flags(flags, draft.run);
+  flags.add("config", "run.toml", "", "read the run from this file (as written to DIR/run.toml); flags override it",
+            [](const Flags::Values&) {});
+}
+
+RunConfig read_run(Flags& flags, RunDraft& draft, const std::vector<std::string>& arguments, Problems& problems) {
+  flags.parse(arguments, problems);
+  if (flags.help_wanted()) return draft.run;
+  if (const auto file = flags.value_of("config")) {
+    try {
+      draft.run = read_run_file(*file);
+      draft.degrees = draft.run.grid.degrees();
+      draft.order = draft.run.grid.order();
+    } catch (const Error& error) {
+      problems.add(error.what());
+    }
+  }
+  flags.apply(problems);
+  try {
+    draft.run.grid = Grid(draft.degrees, draft.order);
+  } catch (const Error& error) {
+    problems.add(error.what());
+  }
+  return draft.run;
+}
+
+}  // namespace cuboid::launch

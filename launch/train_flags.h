@@ -1,0 +1,28 @@
+// The flags that describe a training run, and the RunConfig they make: defaults, then the run file, then flags.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cuboid/core/error.h"
+#include "cuboid/value/run_config.h"
+
+#include "launch/flags.h"
+
+namespace cuboid::launch {
+
+/// What the flags are stored into: a RunConfig whose grid is still in parts.
+struct RunDraft {
+  RunConfig run;
+  AxisValues degrees{{1, 1, 1, 1, 1}};
+  std::string order{Grid::kDefaultOrder};
+};
+
+/// Declares the flags of a run; their targets are the draft's members, their defaults its present values.
+void add_run_flags(Flags& flags, RunDraft& draft);
+
+/// Parses the arguments into a run. With --config, the file's values come first and flags override them.
+/// Every fault goes to problems; the result is usable only if there is none.
+RunConfig read_run(Flags& flags, RunDraft& draft, const std::vector<std::string>& arguments, Problems& problems);
+
+}  // namespace cuboid::launch

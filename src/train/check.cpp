@@ -1,0 +1,233 @@
+#include "cuboid/train/check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "cuboid/core/text.h"
+#include "cuboid/models/registry.h"
+#include "cuboid/parallel/pipeline/generators.h"
+
+namespace cuboid {
+namespace {
+
+bool kv_heads_fit(const ModelConfig& model, std::int64_t tp) {
+  return model.kv_heads % tp == 0 || tp % model.kv_heads == 0;
+}
+
+void check_tensor_degree(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+  const int tp = run.grid.degree(Axis::tp);
+  std::vector<std::string> faults;
+  if (model.heads % tp != 0) {
+    faults.push_back(fmt::format("{} attention heads cannot be split over {} ranks", model.heads, tp));
+  }
+  if (!kv_heads_fit(model, tp)) {
+    faults.push_back(
+        fmt::format("{} key/value heads can neither be split over nor replicated on {} ranks", model.kv_heads, tp));
+  }
+  if (model.ffn % tp != 0) {
+    faults.push_back(fmt::format("an MLP of width {} cannot be split over {} ranks", model.ffn, tp));
+  }
+  if (model.vocab < tp) {
+    faults.push_back(fmt::format("a vocabulary of {} cannot be split over {} ranks", model.vocab, tp));
+  }
+  if (faults.empty()) return;
+  const auto degrees = usable_tensor_degrees(model);
+  const std::string usable = alternatives({degrees.begin(), degrees.end()});
+  for (const auto& fault : faults) problems.add(fmt::format("--tp {}: {}; use {}", tp, fault, usable));
+}
+
+void check_axes_of_this_version(const RunConfig& run, Problems& problems) {
+  if (const int cp = run.grid.degree(Axis::cp); cp > 1) {
+    problems.add(fmt::format("--cp {}: this version has no context parallelism; use 1", cp));
+  }
+  if (const int ep = run.grid.degree(Axis::ep); ep > 1) {
+    problems.add(fmt::format("--ep {}: this version has no expert parallelism; use 1", ep));
+  }
+  if (run.dtype != DType::float32) {
+    problems.add(fmt::format("--dtype {}: this version computes in float32; use float32", name_of(run.dtype)));
+  }
+  if (run.grid.world() > kMostRanksPerProcess) {
+    problems.add(fmt::format("the grid has {} ranks (--tp {} x --pp {} x --dp {}); one process runs at most {}",
+                             run.grid.world(), run.grid.degree(Axis::tp), run.grid.degree(Axis::pp),
+                             run.grid.degree(Axis::dp), kMostRanksPerProcess));
+  }
+}
+
+void check_pipeline(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+  const int pp = run.grid.degree(Axis::pp);
+  const std::int64_t stages = std::int64_t{pp} * run.virtual_stages;
+  const auto schedules = trainable_schedules();
+  if (std::find(schedules.begin(), schedules.end(), run.schedule) == schedules.end()) {
+    const auto& known = schedule_names();
+    const bool named = std::find(known.begin(), known.end(), run.schedule) != known.end();
+    problems.add(fmt::format("--schedule {}: {} This version trains with {}", run.schedule,
+                             named ? "can be generated, but not yet trained with."
+                                   : "no such schedule; did you mean " + nearest(run.schedule, schedules) + "?",
+                             join(schedules)));
+  }
+  if (run.virtual_stages != 1) {
+    problems.add(
+        fmt::format("--virtual-stages {}: {} holds one stage a rank; use 1", run.virtual_stages, run.schedule));
+    return;
+  }
+  if (stages > model.layers) {
+    problems.add(fmt::format("--pp {}: {} layers cannot fill {} stages; use at most {}", pp, model.layers, stages,
+                             model.layers));
+  }
+  if (run.stage_layers.empty()) return;
+  const std::int64_t sum = std::accumulate(run.stage_layers.begin(), run.stage_layers.end(), std::int64_t{0});
+  const std::string given = fmt::format("--stage-layers {}", fmt::join(run.stage_layers, ","));
+  if (static_cast<std::int64_t>(run.stage_layers.size()) != stages) {
+    problems.add(fmt::format("{}: names {} stages; --pp {} makes {}", given, run.stage_layers.size(), pp, stages));
+  }
+  if (sum != model.layers) {
+    problems.add(fmt::format("{}: the sum is {}; the model has {} layers", given, sum, model.layers));
+  }
+  if (std::any_of(run.stage_layers.begin(), run.stage_layers.end(), [](int n) { return n < 1; })) {
+    problems.add(fmt::format("{}: every stage needs at least one layer", given));
+  }
+}
+
+void check_sequence(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+  const int tp = run.grid.degree(Axis::tp);
+  if (run.seq_len < 1) {
+    problems.add(fmt::format("--seq-len {}: must be at least 1", run.seq_len));
+    return;
+  }
+  if (run.sequence_parallel && run.seq_len % tp != 0) {
+    const int below = run.seq_len / tp * tp;
+    problems.add(fmt::format("--seq-len {}: --sequence-parallel splits it over {} ranks; use {}{}", run.seq_len, tp,
+                             below > 0 ? fmt::format("{} or ", below) : "", std::int64_t{below} + tp));
+  }
+  if (model.family == "gpt2" && run.seq_len > model.positions) {
+    problems.add(fmt::format("--seq-len {}: the model has a learned embedding for {} positions; use at most {}",
+                             run.seq_len, model.positions, model.positions));
+  }
+}
+
+void check_batch(const RunConfig& run, Problems& problems) {
+  problems.add_if(run.micro_batch < 1, fmt::format("--micro-batch {}: must be at least 1", run.micro_batch));
+  problems.add_if(run.global_batch < 1, fmt::format("--global-batch {}: must be at least 1", run.global_batch));
+  if (run.micro_batch < 1 || run.global_batch < 1) return;
+  const int dp = run.grid.degree(Axis::dp);
+  const std::int64_t unit = std::int64_t{dp} * run.micro_batch;
+  if (run.global_batch % unit == 0) return;
+  const std::int64_t below = run.global_batch / unit * unit;
+  std::vector<std::int64_t> near;
+  if (below > 0) near.push_back(below);
+  near.push_back(below + unit);
+  problems.add(fmt::format("--global-batch {}: must be a multiple of --dp {} x --micro-batch {} = {}; use {}",
+                           run.global_batch, dp, run.micro_batch, unit, alternatives(near)));
+}
+
+struct Interval {
+  double least = 0;
+  double most = std::numeric_limits<double>::infinity();
+  bool open_below = false;
+  bool open_above = false;
+};
+
+void check_interval(const char* flag, double value, const Interval& allowed, Problems& problems) {
+  const bool low = allowed.open_below ? value <= allowed.least : value < allowed.least;
+  const bool high = allowed.open_above ? value >= allowed.most : value > allowed.most;
+  if (std::isfinite(value) && !low && !high) return;
+  std::string range =
+      fmt::format("{} {}", allowed.open_below ? "must be more than" : "must be at least", allowed.least);
+  if (std::isfinite(allowed.most)) {
+    range += fmt::format(" and {} {}", allowed.open_above ? "less than" : "at most", allowed.most);
+  }
+  problems.add(fmt::format("{} {}: {}", flag, value, range));
+}
+
+void check_optimizer(const RunConfig& run, Problems& problems) {
+  const OptimizerConfig& o = run.optimizer;
+  const Interval probability{.least = 0, .most = 1, .open_above = true};
+  check_interval("--dropout", run.dropout, probability, problems);
+  check_interval("--lr", o.lr, {}, problems);
+  check_interval("--min-lr", o.min_lr, {}, problems);
+  check_interval("--weight-decay", o.weight_decay, {}, problems);
+  check_interval("--beta1", o.beta1, probability, problems);
+  check_interval("--beta2", o.beta2, probability, problems);
+  check_interval("--eps", o.eps, {.open_below = true}, problems);
+  check_interval("--clip-grad", o.clip_grad, {}, problems);
+  problems.add_if(o.min_lr > o.lr, fmt::format("--min-lr {}: exceeds --lr {}", o.min_lr, o.lr));
+  problems.add_if(o.warmup_steps < 0, fmt::format("--warmup-steps {}: must be at least 0", o.warmup_steps));
+}
+
+void check_data(const RunConfig& run, Problems& problems) {
+  const DataConfig& data = run.data;
+  problems.add_if(data.paths.empty(), "--data: names no text or token file to train on");
+  problems.add_if(data.eval_every < 0, fmt::format("--eval-every {}: must be at least 0", data.eval_every));
+  problems.add_if(data.eval_every > 0 && data.validation_fraction == 0,
+                  fmt::format("--eval-every {}: needs data to validate on; give --validation-fraction, such as 0.05",
+                              data.eval_every));
+}
+
+void check_process(const RunConfig& run, Problems& problems) {
+  problems.add_if(run.steps < 1, fmt::format("--steps {}: must be at least 1", run.steps));
+  problems.add_if(run.threads_per_rank < 1,
+                  fmt::format("--threads-per-rank {}: must be at least 1", run.threads_per_rank));
+  check_interval("--deadline", run.deadline, {.open_below = true}, problems);
+  problems.add_if(run.timeline && run.out.empty(), "--timeline: writes into the folder of --out; give --out DIR");
+}
+
+}  // namespace
+
+std::vector<std::string> trainable_schedules() {
+  return {"gpipe", "1f1b"};
+}
+
+void check_run(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+  check_tensor_degree(model, run, problems);
+  check_axes_of_this_version(run, problems);
+  check_pipeline(model, run, problems);
+  check_sequence(model, run, problems);
+  check_batch(run, problems);
+  check_optimizer(run, problems);
+  check_data(run, problems);
+  check_process(run, problems);
+}
+
+std::vector<std::string> doubts_about_run(const ModelConfig& model, const RunConfig& run) {
+  std::vector<std::string> doubts;
+  if (model.family != "gpt2" && run.seq_len > model.positions) {
+    doubts.push_back(fmt::format("--seq-len {}: the model's configuration was made for at most {} positions",
+                                 run.seq_len, model.positions));
+  }
+  if (run.optimizer.warmup_steps >= run.steps) {
+    doubts.push_back(fmt::format("--warmup-steps {}: the run ends at step {}, before the learning rate reaches --lr",
+                                 run.optimizer.warmup_steps, run.steps));
+  }
+  if (run.optimizer.lr_schedule == LrSchedule::constant && run.optimizer.min_lr > 0) {
+    doubts.push_back(fmt::format("--min-lr {}: has no effect with --lr-schedule constant", run.optimizer.min_lr));
+  }
+  if (run.data.validation_fraction > 0 && run.data.eval_every == 0) {
+    doubts.push_back(
+        fmt::format("--validation-fraction {}: keeps data from training, but without --eval-every no "
+                    "validation loss is computed",
+                    run.data.validation_fraction));
+  }
+  return doubts;
+}
+
+std::string alternatives(const std::vector<std::int64_t>& values) {
+  constexpr std::size_t kShown = 12;
+  std::string text;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (values.size() > kShown && i == kShown - 2) {
+      text += ", …";
+      i = values.size() - 2;
+      text += fmt::format(" {}", values[i]);
+      continue;
+    }
+    text += i == 0 ? "" : i + 1 == values.size() ? " or " : ", ";
+    text += std::to_string(values[i]);
+  }
+  return text;
+}
+
+}  // namespace cuboid

@@ -1,0 +1,259 @@
+// Start-up checks: what is refused, in which words, and that every reason is there.
+#include "cuboid/train/check.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "cuboid/models/registry.h"
+
+namespace cuboid {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+ModelConfig gpt2() {
+  ModelConfig model;
+  model.family = "gpt2";
+  model.layers = 12;
+  model.hidden = 768;
+  model.heads = 12;
+  model.kv_heads = 12;
+  model.head_dim = 64;
+  model.ffn = 3072;
+  model.vocab = 50257;
+  model.positions = 1024;
+  return model;
+}
+
+ModelConfig llama(std::int64_t heads, std::int64_t kv_heads, std::int64_t ffn) {
+  ModelConfig model = gpt2();
+  model.family = "llama";
+  model.heads = heads;
+  model.kv_heads = kv_heads;
+  model.ffn = ffn;
+  return model;
+}
+
+struct Degrees {
+  int tp = 1, pp = 1, dp = 1, cp = 1, ep = 1;
+};
+
+RunConfig run_on(Degrees d) {
+  RunConfig run;
+  run.model = "gpt2";
+  run.data.paths = {"text"};
+  run.grid = Grid({{d.tp, d.cp, d.ep, d.dp, d.pp}}, Grid::kDefaultOrder);
+  run.global_batch = 4 * d.dp;
+  return run;
+}
+
+std::vector<std::string> reasons(const ModelConfig& model, const RunConfig& run) {
+  Problems problems;
+  check_run(model, run, problems);
+  return problems.reasons();
+}
+
+TEST(CheckRun, AcceptsWhatFits) {
+  for (int tp : {1, 2, 3, 4, 6, 12}) EXPECT_THAT(reasons(gpt2(), run_on({.tp = tp})), IsEmpty()) << tp;
+  EXPECT_THAT(reasons(gpt2(), run_on({.tp = 3, .pp = 12, .dp = 5})), IsEmpty());
+}
+
+TEST(CheckRun, HeadsAgainstTensorDegree) {
+  EXPECT_THAT(reasons(gpt2(), run_on({.tp = 8})),
+              ElementsAre("--tp 8: 12 attention heads cannot be split over 8 ranks; use 1, 2, 3, 4, 6 or 12"));
+}
+
+// The usable values satisfy heads, key/value heads and MLP width together.
+TEST(CheckRun, UsableTensorDegreesSatisfyEveryDimension) {
+  EXPECT_THAT(usable_tensor_degrees(gpt2()), ElementsAre(1, 2, 3, 4, 6, 12));
+  EXPECT_THAT(usable_tensor_degrees(llama(6, 2, 260)), ElementsAre(1, 2));                // 3 and 6 do not divide 260
+  EXPECT_THAT(usable_tensor_degrees(llama(32, 4, 96)), ElementsAre(1, 2, 4, 8, 16, 32));  // replicated from 8 on
+  EXPECT_THAT(usable_tensor_degrees(llama(12, 4, 24)), ElementsAre(1, 2, 4, 12));         // 3, 6: neither way
+  ModelConfig bits = llama(8, 8, 8);
+  bits.vocab = 3;
+  EXPECT_THAT(usable_tensor_degrees(bits), ElementsAre(1, 2));
+  const auto twelve = reasons(llama(12, 4, 26), run_on({.tp = 12}));
+  ASSERT_EQ(twelve.size(), 1U);
+  EXPECT_EQ(twelve[0], "--tp 12: an MLP of width 26 cannot be split over 12 ranks; use 1 or 2");
+}
+
+TEST(CheckRun, KeyValueHeadsAreCutOrReplicatedNeverSplit) {
+  EXPECT_THAT(reasons(llama(32, 4, 96), run_on({.tp = 8})), IsEmpty());
+  EXPECT_THAT(
+      reasons(llama(12, 4, 24), run_on({.tp = 6})),
+      ElementsAre("--tp 6: 4 key/value heads can neither be split over nor replicated on 6 ranks; use 1, 2, 4 or 12"));
+}
+
+TEST(CheckRun, WidthOfTheMlpIsCheckedItself) {  // not the fused gate and up, twice as wide
+  EXPECT_THAT(reasons(llama(2, 2, 3), run_on({.tp = 2})),
+              ElementsAre("--tp 2: an MLP of width 3 cannot be split over 2 ranks; use 1"));
+}
+
+TEST(CheckRun, VocabularyNeedsARowForEachRank) {
+  ModelConfig model = llama(8, 8, 16);
+  model.vocab = 7;
+  EXPECT_THAT(reasons(model, run_on({.tp = 8})),
+              ElementsAre("--tp 8: a vocabulary of 7 cannot be split over 8 ranks; use 1, 2 or 4"));
+  model.vocab = 11;  // uneven is fine
+  EXPECT_THAT(reasons(model, run_on({.tp = 8})), IsEmpty());
+}
+
+TEST(CheckRun, LayersAgainstStages) {
+  EXPECT_THAT(reasons(gpt2(), run_on({.pp = 12})), IsEmpty());
+  EXPECT_THAT(reasons(gpt2(), run_on({.pp = 13})),
+              ElementsAre("--pp 13: 12 layers cannot fill 13 stages; use at most 12"));
+}
+
+TEST(CheckRun, StageLayers) {
+  RunConfig run = run_on({.pp = 3});
+  run.stage_layers = {5, 4, 3};
+  EXPECT_THAT(reasons(gpt2(), run), IsEmpty());
+  run.stage_layers = {7, 4};
+  EXPECT_THAT(reasons(gpt2(), run), ElementsAre("--stage-layers 7,4: names 2 stages; --pp 3 makes 3",
+                                                "--stage-layers 7,4: the sum is 11; the model has 12 layers"));
+  run.stage_layers = {7, 0, 5};
+  EXPECT_THAT(reasons(gpt2(), run), ElementsAre("--stage-layers 7,0,5: every stage needs at least one layer"));
+}
+
+TEST(CheckRun, Schedules) {
+  RunConfig run = run_on({.pp = 2});
+  for (const auto& name : trainable_schedules()) {
+    run.schedule = name;
+    EXPECT_THAT(reasons(gpt2(), run), IsEmpty()) << name;
+  }
+  run.schedule = "1f1";
+  EXPECT_THAT(reasons(gpt2(), run),
+              ElementsAre("--schedule 1f1: no such schedule; did you mean 1f1b? This version trains with gpipe, 1f1b"));
+  run.schedule = "1f1b";
+  run.virtual_stages = 2;
+  EXPECT_THAT(reasons(gpt2(), run), ElementsAre("--virtual-stages 2: 1f1b holds one stage a rank; use 1"));
+}
+
+TEST(CheckRun, SequenceLength) {
+  RunConfig run = run_on({.tp = 4});
+  run.seq_len = 130;
+  EXPECT_THAT(reasons(gpt2(), run), IsEmpty());
+  run.sequence_parallel = true;
+  EXPECT_THAT(reasons(gpt2(), run),
+              ElementsAre("--seq-len 130: --sequence-parallel splits it over 4 ranks; use 128 or 132"));
+  run.seq_len = 3;
+  EXPECT_THAT(reasons(gpt2(), run), ElementsAre("--seq-len 3: --sequence-parallel splits it over 4 ranks; use 4"));
+  run.seq_len = 1028;
+  EXPECT_THAT(reasons(gpt2(), run),
+              ElementsAre("--seq-len 1028: the model has a learned embedding for 1024 positions; use at most 1024"));
+  EXPECT_THAT(reasons(llama(12, 12, 3072), run), IsEmpty());  // rotary: a doubt, no fault
+  EXPECT_THAT(doubts_about_run(llama(12, 12, 3072), run),
+              ElementsAre("--seq-len 1028: the model's configuration was made for at most 1024 positions"));
+  run.seq_len = 0;
+  EXPECT_THAT(reasons(gpt2(), run), ElementsAre("--seq-len 0: must be at least 1"));
+}
+
+// Accepted exactly when dp x micro-batch x k = global batch for a whole k, for every small combination.
+TEST(CheckRun, GlobalBatchIsNeverRounded) {
+  for (int dp = 1; dp <= 5; ++dp) {
+    for (int micro = 1; micro <= 4; ++micro) {
+      for (int batch = 1; batch <= 24; ++batch) {
+        RunConfig run = run_on({.dp = dp});
+        run.micro_batch = micro;
+        run.global_batch = batch;
+        bool possible = false;
+        for (int k = 1; k <= batch; ++k) possible |= dp * micro * k == batch;
+        EXPECT_EQ(reasons(gpt2(), run).empty(), possible) << dp << " " << micro << " " << batch;
+      }
+    }
+  }
+  RunConfig run = run_on({.dp = 4});
+  run.global_batch = 6;
+  EXPECT_THAT(reasons(gpt2(), run),
+              ElementsAre("--global-batch 6: must be a multiple of --dp 4 x --micro-batch 1 = 4; use 4 or 8"));
+  run.global_batch = 2;
+  EXPECT_THAT(reasons(gpt2(), run),
+              ElementsAre("--global-batch 2: must be a multiple of --dp 4 x --micro-batch 1 = 4; use 4"));
+}
+
+TEST(CheckRun, RangesOfNumbers) {
+  struct Case {
+    double RunConfig::*plain;
+    double OptimizerConfig::*optimizer;
+    double value;
+    const char* reason;
+  };
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<Case> cases = {
+      {&RunConfig::dropout, nullptr, 1, "--dropout 1: must be at least 0 and less than 1"},
+      {&RunConfig::dropout, nullptr, -0.1, "--dropout -0.1: must be at least 0 and less than 1"},
+      {&RunConfig::deadline, nullptr, 0, "--deadline 0: must be more than 0"},
+      {nullptr, &OptimizerConfig::lr, nan, "--lr nan: must be at least 0"},
+      {nullptr, &OptimizerConfig::min_lr, 0.5, "--min-lr 0.5: exceeds --lr 0.001"},
+      {nullptr, &OptimizerConfig::weight_decay, -1, "--weight-decay -1: must be at least 0"},
+      {nullptr, &OptimizerConfig::beta1, 1, "--beta1 1: must be at least 0 and less than 1"},
+      {nullptr, &OptimizerConfig::beta2, -2, "--beta2 -2: must be at least 0 and less than 1"},
+      {nullptr, &OptimizerConfig::eps, 0, "--eps 0: must be more than 0"},
+      {nullptr, &OptimizerConfig::clip_grad, -3, "--clip-grad -3: must be at least 0"},
+  };
+  for (const Case& c : cases) {
+    RunConfig run = run_on({});
+    (c.plain ? run.*c.plain : run.optimizer.*c.optimizer) = c.value;
+    EXPECT_THAT(reasons(gpt2(), run), ElementsAre(c.reason));
+  }
+}
+
+TEST(CheckRun, WhatThisVersionCannotDoIsRefusedNotIgnored) {
+  RunConfig run = run_on({.cp = 2, .ep = 3});
+  run.dtype = DType::bfloat16;
+  EXPECT_THAT(reasons(gpt2(), run), ElementsAre("--cp 2: this version has no context parallelism; use 1",
+                                                "--ep 3: this version has no expert parallelism; use 1",
+                                                "--dtype bfloat16: this version computes in float32; use float32"));
+  EXPECT_THAT(reasons(gpt2(), run_on({.tp = 4, .pp = 4, .dp = 65})),
+              ElementsAre("the grid has 1040 ranks (--tp 4 x --pp 4 x --dp 65); one process runs at most 1024"));
+}
+
+TEST(CheckRun, DataAndOutputFlagsThatNeedOthers) {
+  RunConfig run = run_on({});
+  run.data.paths.clear();
+  run.data.eval_every = 5;
+  run.timeline = true;
+  EXPECT_THAT(reasons(gpt2(), run),
+              ElementsAre("--data: names no text or token file to train on",
+                          "--eval-every 5: needs data to validate on; give --validation-fraction, such as 0.05",
+                          "--timeline: writes into the folder of --out; give --out DIR"));
+}
+
+TEST(CheckRun, AllReasonsAtOnce) {
+  RunConfig run = run_on({.tp = 8, .pp = 13, .dp = 2});
+  run.global_batch = 7;
+  run.seq_len = 2001;
+  run.sequence_parallel = true;
+  run.dropout = 2;
+  run.steps = 0;
+  const auto all = reasons(gpt2(), run);
+  for (const char* flag : {"--tp 8", "--pp 13", "--global-batch 7", "--dropout 2", "--steps 0"}) {
+    EXPECT_THAT(all, ::testing::Contains(HasSubstr(flag)));
+  }
+  EXPECT_EQ(all.size(), 7U);  // the sequence is wrong twice: for the ranks and for the positions
+}
+
+TEST(Doubts, AreNamedAndNoFaults) {
+  RunConfig run = run_on({});
+  EXPECT_THAT(doubts_about_run(gpt2(), run), IsEmpty());
+  run.optimizer.warmup_steps = run.steps;
+  run.optimizer.min_lr = run.optimizer.lr / 2;
+  run.data.validation_fraction = 0.1;
+  EXPECT_THAT(reasons(gpt2(), run), IsEmpty());
+  EXPECT_THAT(doubts_about_run(gpt2(), run), ElementsAre(HasSubstr("--warmup-steps 10"), HasSubstr("--min-lr 0.0005"),
+                                                         HasSubstr("--validation-fraction 0.1")));
+}
+
+TEST(Alternatives, Read) {
+  EXPECT_EQ(alternatives({}), "");
+  EXPECT_EQ(alternatives({3}), "3");
+  EXPECT_EQ(alternatives({1, 2}), "1 or 2");
+  EXPECT_EQ(alternatives({1, 2, 4}), "1, 2 or 4");
+  EXPECT_EQ(alternatives({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14}),
+            "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, …, 13 or 14");
+}
+
+}  // namespace
+}  // namespace cuboid
