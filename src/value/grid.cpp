@@ -35,7 +35,9 @@ std::vector<Axis> parse_order(std::string_view text, Problems& problems) {
 
 }  // namespace
 
-const char* name_of(Axis axis) { return kNames[static_cast<std::size_t>(axis)]; }
+const char* name_of(Axis axis) {
+  return kNames[static_cast<std::size_t>(axis)];
+}
 
 Grid::Grid(const AxisValues& degrees, std::string_view order) : degrees_(degrees) {
   Problems problems;
@@ -46,7 +48,7 @@ Grid::Grid(const AxisValues& degrees, std::string_view order) : degrees_(degrees
       problems.add(fmt::format("--{} {}: a degree is at least 1", name_of(axis), degree));
       continue;
     }
-    world = std::min<std::int64_t>(world * degree, std::numeric_limits<std::int64_t>::max() >> 32);
+    world = std::min(world * degree, std::int64_t{1} << 31);  // enough to be too large, and cannot overflow
   }
   if (world > std::numeric_limits<int>::max()) problems.add("the product of the degrees exceeds 2147483647 ranks");
   std::vector<Axis> axes = parse_order(order, problems);
