@@ -53,8 +53,8 @@ void Tape::run_deferred() {
   deferred_.clear();
 }
 
-void Tape::walk(const Var& output, Tensor gradient, bool weights_at_once) {
-  contribute(output.slot(), std::move(gradient));
+void Tape::walk(Slot output, Tensor gradient, bool weights_at_once) {
+  contribute(output, std::move(gradient));
   while (!nodes_.empty()) {
     const Node node = std::move(nodes_.back());
     nodes_.pop_back();
@@ -65,19 +65,19 @@ void Tape::walk(const Var& output, Tensor gradient, bool weights_at_once) {
   }
 }
 
-void Tape::backward(const Var& output, Tensor gradient) {
+void Tape::backward(Slot output, Tensor gradient) {
   walk(output, std::move(gradient), true);
 }
-void Tape::input_gradient(const Var& output, Tensor gradient) {
+void Tape::input_gradient(Slot output, Tensor gradient) {
   walk(output, std::move(gradient), false);
 }
 void Tape::weight_gradient() {
   run_deferred();
 }
 
-Tensor Tape::gradient_of(const Var& input) {
-  CUBOID_CHECK(input.slot().wanted(), "not an input of this tape");
-  return std::exchange(gradients_[static_cast<std::size_t>(input.slot().id)], Tensor());
+Tensor Tape::gradient_of(Slot input) {
+  CUBOID_CHECK(input.wanted(), "not an input of this tape");
+  return std::exchange(gradients_[static_cast<std::size_t>(input.id)], Tensor());
 }
 
 }  // namespace cuboid

@@ -76,13 +76,13 @@ class Tape {
   void defer(std::initializer_list<Parameter*> parameters, std::function<void()> weight_gradient);
 
   /// B: gradients of all inputs and weights; weight gradients run as soon as their operation is reached.
-  void backward(const Var& output, Tensor gradient);
+  void backward(Slot output, Tensor gradient);
   /// I: input gradients only; weight gradients stay queued.
-  void input_gradient(const Var& output, Tensor gradient);
+  void input_gradient(Slot output, Tensor gradient);
   /// W: runs what input_gradient queued, in the same order as backward would.
   void weight_gradient();
   /// The gradient of an input(), once; undefined if nothing flowed there.
-  Tensor gradient_of(const Var& input);
+  Tensor gradient_of(Slot input);
 
   void observe(Observer observer) { observer_ = std::move(observer); }
 
@@ -95,7 +95,7 @@ class Tape {
     std::vector<Parameter*> parameters;
     std::function<void()> run;
   };
-  void walk(const Var& output, Tensor gradient, bool weights_at_once);
+  void walk(Slot output, Tensor gradient, bool weights_at_once);
   void run_deferred();
 
   Device device_;

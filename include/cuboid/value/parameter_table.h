@@ -17,7 +17,7 @@ enum class Initializer : std::uint8_t { zeros, ones, normal };
 /// A run of the split dim that is cut over the tensor axis by itself (the q, k and v parts of a fused projection; gate
 /// and up of a gated MLP). A piece is made of equal `unit`s that are never cut: heads of head_dim rows, or single rows.
 struct Piece {
-  std::string name;         ///< "q", "k", "v", "gate", "up"; empty for a parameter of one piece
+  std::string name = {};    ///< "q", "k", "v", "gate", "up"; empty for a parameter of one piece
   std::int64_t units = 0;   ///< how many (heads, or rows)
   std::int64_t unit = 1;    ///< rows each
   bool replicable = false;  ///< fewer units than ranks: neighbouring ranks hold the same unit (KV heads)

@@ -1,0 +1,94 @@
+// What a model family is: its parameters, its forward computation in the field's own words, and its Hugging Face names.
+// Everything else (tensor split, pipeline stages, gradients, loading) follows from these three.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cuboid/parallel/parameter_store.h"
+#include "cuboid/parallel/tensor_parallel.h"
+#include "cuboid/value/model_config.h"
+#include "cuboid/value/parameter_table.h"
+
+namespace cuboid {
+
+/// Randomness of a step, for dropout: the same for the same global position on any grid.
+struct StepIdentity {
+  std::uint64_t seed = 0;
+  int step = 0;
+  double dropout = 0;  ///< probability; 0 in evaluation
+};
+
+/// One micro-batch's way through (a part of) a model: what its forward code writes into.
+class Forward {
+ public:
+  /// @param first_sample  global index of the micro-batch's first sample
+  /// @param rope_cache    the rotary tables of seq_len, computed here when first asked for
+  Forward(Tape& tape, const ModelConfig& config, const TensorParallel& tp, const ParameterStore& parameters,
+          const StepIdentity& step, std::int64_t first_sample, std::int64_t seq_len, ops::RopeTables& rope_cache);
+
+  Tape& tape;
+  const ModelConfig& config;
+  const TensorParallel& tp;
+  std::int64_t seq_len;  ///< T of the whole sequence
+
+  /// The parameter of that name on this rank. @throws std::logic_error if it lives elsewhere
+  Parameter& operator[](std::string_view name) const;
+  /// "layers.3." + name: a layer's parameter.
+  Parameter& layer(int layer, std::string_view name) const;
+
+  /// Query and key/value heads of this rank.
+  std::int64_t local_heads() const { return config.heads / tp.size(); }
+  std::int64_t local_kv_heads() const { return std::max<std::int64_t>(1, config.kv_heads / tp.size()); }
+  /// First global row of this rank's part of the vocabulary.
+  std::int64_t first_vocabulary_row() const;
+  /// Position of this rank's first row of (T/tp,B,C): 0 without sequence parallelism.
+  std::int64_t first_position() const;
+  /// Sequence rows this rank holds between split layers.
+  std::int64_t local_positions() const;
+
+  /// Rotary tables (T,D/2) of the config's frequencies.
+  const ops::RopeTables& rope() const;
+
+  /// Mask of the dropout `operation` of a layer (0 embedding, 1 … L layers) on (T,B,C) activations.
+  kernels::Dropout dropout(int block, std::string_view operation) const;
+  /// The same for attention probabilities of this rank's heads.
+  kernels::Dropout attention_dropout(int block) const;
+
+ private:
+  kernels::Dropout mask(int block, std::string_view operation) const;
+  const ParameterStore& parameters_;
+  StepIdentity step_;
+  std::int64_t first_sample_;
+  ops::RopeTables& rope_;
+};
+
+/// How a Hugging Face tensor maps to a parameter, or to one piece of it.
+struct HfTensor {
+  std::string hf_name;      ///< "transformer.h.0.attn.c_attn.weight"
+  std::string parameter;    ///< "layers.0.attention.qkv.weight"
+  int piece = -1;           ///< index into the parameter's pieces; -1: all of it
+  bool transposed = false;  ///< stored (in, out) there, (out, in) here
+};
+
+class Model {
+ public:
+  virtual ~Model() = default;
+  /// Key in the registry: "gpt2".
+  virtual std::string family() const = 0;
+  virtual ParameterTable parameters(const ModelConfig& config) const = 0;
+  virtual std::vector<HfTensor> hugging_face_tensors(const ModelConfig& config) const = 0;
+
+  /// tokens (T,B) → (T,B,C), or its shard of the sequence (T/tp,B,C) under sequence parallelism; so are all activations
+  /// between layers.
+  virtual Var embed(Forward& f, const Tensor& tokens) const = 0;
+  /// Layer i, 0 … L-1.
+  virtual Var layer(Forward& f, int i, const Var& x) const = 0;
+  /// (T,B,C) → logits (T,B,V/tp).
+  virtual Var head(Forward& f, const Var& x) const = 0;
+};
+
+}  // namespace cuboid

@@ -1,0 +1,35 @@
+// Model families by name, and the facts about a model that follow from its parameter table.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cuboid/models/model.h"
+
+namespace cuboid {
+
+/// The family of a configuration. @throws Error{request} naming the known families
+const Model& model_of(const ModelConfig& config);
+std::vector<std::string> model_families();
+
+/// The configuration's parameters, in pipeline order.
+ParameterTable parameters_of(const ModelConfig& config);
+
+/// Forward matrix-product FLOPs per token.
+struct FlopsPerToken {
+  double parameters = 0;  ///< 2 × weights of all matrices that multiply activations, output head included
+  double attention = 0;   ///< scores and context, causal: 2·T·H·D a layer (half of the full square's 4·T·H·D)
+  double forward() const { return parameters + attention; }
+  /// Forward and backward: backward costs twice the forward.
+  double training() const { return 3 * forward(); }
+};
+FlopsPerToken flops_per_token(const ModelConfig& config, std::int64_t seq_len);
+
+/// Relative forward cost of each block (embedding, L layers, head): FLOPs per token, with gathers and norms counted by
+/// a small share of the hidden size. What stages are balanced by.
+std::vector<double> block_costs(const ModelConfig& config, std::int64_t seq_len);
+
+/// Largest tp ≤ limit etc.: all tensor-parallel degrees (1 … limit) this model can be split over.
+std::vector<int> usable_tensor_degrees(const ModelConfig& config, int limit = 1024);
+
+}  // namespace cuboid

@@ -1,0 +1,91 @@
+// This rank's part of a model on a grid: communicators, parameters, pipeline stages and the executor that runs them.
+// It computes losses and gradients of a global batch; the trainer decides what to do with them.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cuboid/comm/ranks.h"
+#include "cuboid/models/registry.h"
+#include "cuboid/parallel/data_parallel.h"
+#include "cuboid/parallel/groups.h"
+#include "cuboid/parallel/pipeline/executor.h"
+#include "cuboid/value/run_config.h"
+
+namespace cuboid {
+
+/// How a model is laid out over the pipeline: decided once, the same on every rank.
+struct PipelineLayout {
+  std::vector<int> stage_layers;  ///< layers of each stage
+  Schedule training;              ///< with transfers, reductions and the step
+  Schedule evaluation;            ///< forward only
+  double bubble = 0;              ///< bubble fraction of the training schedule at the stages' modelled costs
+};
+/// @throws Error{request} for a schedule or split that does not exist
+PipelineLayout plan_pipeline(const RunConfig& run, const ModelConfig& config);
+
+/// Fills inputs (T) and targets (T; kernels::kIgnore: left out) of sample i of a global batch; false: no such sample,
+/// every target is left out.
+using SampleReader =
+    std::function<bool(std::int64_t i, std::span<std::int32_t> inputs, std::span<std::int32_t> targets)>;
+
+struct BatchLoss {
+  double sum = 0;           ///< nats over all unmasked targets of the global batch, added in global sample order
+  std::int64_t tokens = 0;  ///< unmasked targets
+  double mean() const { return tokens > 0 ? sum / static_cast<double>(tokens) : 0; }
+};
+
+class ModelStage;
+
+class Replica {
+ public:
+  /// Collective over the world. Weights are allocated, not set.
+  Replica(RankContext& context, const RunConfig& run, const ModelConfig& config, const PipelineLayout& layout);
+  ~Replica();
+
+  const Groups& groups() const { return groups_; }
+  ParameterStore& parameters() { return *store_; }
+  const ParameterTable& table() const { return table_; }
+  const Device& device() const { return device_; }
+
+  /// Runs the schedule on a global batch; gradients of Σ loss / tokens are left in the store, complete: summed over
+  /// data ranks, tensor-partial and tied ones added. The same loss on every rank. `step` runs inside the schedule's
+  /// STEP.
+  /// @param first_sample  global index of the batch's first sample, which keys its dropout
+  BatchLoss train_batch(const SampleReader& read, const StepIdentity& identity, std::int64_t first_sample,
+                        const std::function<void()>& step);
+  /// Loss of one global batch without gradients or dropout.
+  BatchLoss evaluate_batch(const SampleReader& read);
+  /// Logits (T,V) of the last micro-batch's row b after evaluate_batch with `keep_logits`, on ranks of the last stage.
+  void keep_logits(bool keep);
+  Tensor logits(std::int64_t b) const;
+
+  /// Spans of the last run and this rank's computing time in it.
+  const std::vector<Span>& spans() const { return executor_->spans(); }
+
+ private:
+  struct Batch;
+  Batch read_batch(const SampleReader& read, std::int64_t first_sample);
+  BatchLoss collect_loss(std::int64_t tokens);
+  int micro_batches() const { return layout_.training.micro_batches; }
+
+  Device device_;
+  RunConfig run_;
+  ModelConfig config_;
+  const PipelineLayout& layout_;
+  ParameterTable table_;
+  Groups groups_;
+  StageChannels channels_;
+  TensorParallel tp_;
+  std::unique_ptr<ParameterStore> store_;
+  std::unique_ptr<TensorPartialGradients> partial_;
+  std::vector<std::unique_ptr<GradientBuckets>> buckets_;
+  std::vector<std::unique_ptr<ModelStage>> stages_;
+  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<Executor> evaluator_;
+};
+
+}  // namespace cuboid

@@ -1,0 +1,13 @@
+// The built-in families, for the registry. Private to models/.
+#pragma once
+
+#include <memory>
+
+#include "cuboid/models/model.h"
+
+namespace cuboid {
+
+std::unique_ptr<Model> make_gpt2();
+std::unique_ptr<Model> make_llama();
+
+}  // namespace cuboid

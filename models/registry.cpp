@@ -1,0 +1,90 @@
+#include "cuboid/models/registry.h"
+
+#include "families.h"
+
+namespace cuboid {
+namespace {
+
+const std::vector<std::unique_ptr<Model>>& models() {
+  static const auto instance = [] {
+    std::vector<std::unique_ptr<Model>> made;
+    made.push_back(make_gpt2());
+    made.push_back(make_llama());
+    return made;
+  }();
+  return instance;
+}
+
+// Weights of a block that multiply activations: its matrices, but for the gathered tables of the embedding block.
+std::int64_t matrix_weights(const ParameterTable& table, int block) {
+  std::int64_t sum = 0;
+  for (const auto& row : table.rows()) {
+    if (row.block == block && block > 0 && row.shape.rank() == 2) sum += row.shape.elements();
+  }
+  return sum;
+}
+
+double attention_flops(const ModelConfig& c, std::int64_t seq_len) {
+  return 2.0 * static_cast<double>(seq_len) * static_cast<double>(c.heads * c.head_dim);
+}
+
+}  // namespace
+
+const Model& model_of(const ModelConfig& config) {
+  for (const auto& model : models()) {
+    if (model->family() == config.family) return *model;
+  }
+  std::string known;
+  for (const auto& family : model_families()) known += (known.empty() ? "" : ", ") + family;
+  throw Error(ErrorKind::request, "model family '" + config.family + "' is unknown; known are " + known);
+}
+
+std::vector<std::string> model_families() {
+  std::vector<std::string> names;
+  for (const auto& model : models()) names.push_back(model->family());
+  return names;
+}
+
+ParameterTable parameters_of(const ModelConfig& config) {
+  return model_of(config).parameters(config);
+}
+
+FlopsPerToken flops_per_token(const ModelConfig& config, std::int64_t seq_len) {
+  const ParameterTable table = parameters_of(config);
+  FlopsPerToken flops;
+  for (int block = 1; block <= config.layers + 1; ++block) {
+    flops.parameters += 2.0 * static_cast<double>(matrix_weights(table, block));
+  }
+  flops.attention = static_cast<double>(config.layers) * attention_flops(config, seq_len);
+  return flops;
+}
+
+std::vector<double> block_costs(const ModelConfig& config, std::int64_t seq_len) {
+  const ParameterTable table = parameters_of(config);
+  // Row kernels (gathers, norms, softmax of the loss) move memory instead of multiplying: as FLOPs of equal duration, a
+  // few hundred per element at the usual ratio of a hundred FLOPs a byte.
+  constexpr double kFlopsPerElement = 200;
+  std::vector<double> costs;
+  for (int block = 0; block <= config.layers + 1; ++block) {
+    double cost = 2.0 * static_cast<double>(matrix_weights(table, block));
+    cost += kFlopsPerElement * static_cast<double>(config.hidden);
+    if (block == config.layers + 1) {
+      cost += kFlopsPerElement / 4 * static_cast<double>(config.vocab);
+    } else if (block > 0) {
+      cost += attention_flops(config, seq_len);
+    }
+    costs.push_back(cost);
+  }
+  return costs;
+}
+
+std::vector<int> usable_tensor_degrees(const ModelConfig& config, int limit) {
+  std::vector<int> degrees;
+  for (int tp = 1; tp <= limit && tp <= config.heads && tp <= config.vocab; ++tp) {
+    const bool kv = config.kv_heads % tp == 0 || (tp > config.kv_heads && tp % config.kv_heads == 0);
+    if (config.heads % tp == 0 && config.ffn % tp == 0 && kv) degrees.push_back(tp);
+  }
+  return degrees;
+}
+
+}  // namespace cuboid

@@ -1,0 +1,81 @@
+#include "model_stage.h"
+
+namespace cuboid {
+
+ModelStage::ModelStage(const Device& device, const ModelConfig& config, const TensorParallel& tp,
+                       const ParameterStore& store, const StageSpan& span, GradientBuckets& buckets,
+                       std::int64_t seq_len)
+    : device_(device),
+      config_(config),
+      model_(model_of(config)),
+      tp_(tp),
+      store_(store),
+      span_(span),
+      buckets_(buckets),
+      seq_len_(seq_len) {}
+
+void ModelStage::begin(const std::vector<MicroBatch>& batch, const StepIdentity& identity, double factor,
+                       Tape::Mode mode) {
+  batch_ = &batch;
+  identity_ = identity;
+  factor_ = factor;
+  mode_ = mode;
+  runs_.clear();
+  runs_.resize(batch.size());
+  losses_.assign(batch.size(), Tensor());
+}
+
+Tensor ModelStage::forward(int micro_batch, Tensor input) {
+  const MicroBatch& data = (*batch_)[static_cast<std::size_t>(micro_batch)];
+  Run& run = run_of(micro_batch);
+  run.tape = std::make_unique<Tape>(device_, mode_);
+  Tape& tape = *run.tape;
+  // The last micro-batch completes the gradients: tell the buckets as each parameter's sum is final.
+  if (micro_batch + 1 == static_cast<int>(batch_->size())) {
+    tape.observe([this](Parameter& p) { buckets_.ready(p); });
+  }
+  Forward f(tape, config_, tp_, store_, identity_, data.first_sample, seq_len_, rope_);
+  Var x;
+  if (span_.first) {
+    x = model_.embed(f, data.tokens);
+  } else {
+    x = tape.input(std::move(input));
+    run.input = x.slot();
+  }
+  for (int i = 0; i < span_.layers; ++i) x = model_.layer(f, span_.first_layer + i, x);
+  if (span_.last) {
+    x = model_.head(f, x);
+    if (keep_logits_) logits_ = device_.clone(x.value());
+    Loss loss = vocabulary_parallel_cross_entropy(tape, tp_, x, data.targets, f.first_vocabulary_row(), factor_);
+    losses_[static_cast<std::size_t>(micro_batch)] = loss.per_sequence;
+    x = loss.seed;
+  }
+  run.output = x.slot();
+  Tensor output = span_.last ? Tensor() : x.value();
+  if (!tape.recording()) run.tape.reset();
+  return output;
+}
+
+// The last stage starts from its own loss, whose gradient is built into the operation.
+Tensor ModelStage::seed(Tensor gradient) const {
+  return span_.last ? device_.zeros({1}, DType::float64) : std::move(gradient);
+}
+
+Tensor ModelStage::backward(int micro_batch, Tensor gradient) {
+  const Run run = std::exchange(run_of(micro_batch), {});
+  run.tape->backward(run.output, seed(std::move(gradient)));
+  return span_.first ? Tensor() : run.tape->gradient_of(run.input);
+}
+
+Tensor ModelStage::input_gradient(int micro_batch, Tensor gradient) {
+  Run& run = run_of(micro_batch);
+  run.tape->input_gradient(run.output, seed(std::move(gradient)));
+  return span_.first ? Tensor() : run.tape->gradient_of(run.input);
+}
+
+void ModelStage::weight_gradient(int micro_batch) {
+  const Run run = std::exchange(run_of(micro_batch), {});
+  run.tape->weight_gradient();
+}
+
+}  // namespace cuboid

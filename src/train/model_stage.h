@@ -1,0 +1,76 @@
+// A pipeline stage of a model: its blocks' forward code on a tape per micro-batch. Private to train/.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "cuboid/models/registry.h"
+#include "cuboid/parallel/data_parallel.h"
+#include "cuboid/parallel/pipeline/executor.h"
+
+namespace cuboid {
+
+struct MicroBatch {
+  Tensor tokens;                  ///< (T,B) int32
+  Tensor targets;                 ///< (T,B) int32, kernels::kIgnore where left out
+  std::int64_t first_sample = 0;  ///< global index of b = 0
+};
+
+/// Which blocks a stage runs.
+struct StageSpan {
+  int first_layer = 0;
+  int layers = 0;
+  bool first = false;  ///< holds the embedding
+  bool last = false;   ///< holds the head and the loss
+};
+
+class ModelStage final : public Stage {
+ public:
+  ModelStage(const Device& device, const ModelConfig& config, const TensorParallel& tp, const ParameterStore& store,
+             const StageSpan& span, GradientBuckets& buckets, std::int64_t seq_len);
+
+  /// What the coming micro-batches are. `factor`: 1 / unmasked targets of the global batch.
+  void begin(const std::vector<MicroBatch>& batch, const StepIdentity& identity, double factor, Tape::Mode mode);
+
+  Tensor forward(int micro_batch, Tensor input) override;
+  Tensor backward(int micro_batch, Tensor gradient) override;
+  Tensor input_gradient(int micro_batch, Tensor gradient) override;
+  void weight_gradient(int micro_batch) override;
+  void reduce_gradient() override { buckets_.finish(); }
+
+  bool last() const { return span_.last; }
+  /// Last stage: loss sums (B) float64 of a micro-batch that has run forward.
+  const Tensor& losses(int micro_batch) const { return losses_[static_cast<std::size_t>(micro_batch)]; }
+  void keep_logits(bool keep) { keep_logits_ = keep; }
+  const Tensor& logits() const { return logits_; }
+
+ private:
+  struct Run {  // a micro-batch between its forward and its last gradient
+    std::unique_ptr<Tape> tape;
+    Slot input, output;
+  };
+  Run& run_of(int micro_batch) { return runs_[static_cast<std::size_t>(micro_batch)]; }
+  Tensor seed(Tensor gradient) const;
+
+  Device device_;
+  const ModelConfig& config_;
+  const Model& model_;
+  const TensorParallel& tp_;
+  const ParameterStore& store_;
+  StageSpan span_;
+  GradientBuckets& buckets_;
+  std::int64_t seq_len_;
+  ops::RopeTables rope_;
+
+  const std::vector<MicroBatch>* batch_ = nullptr;
+  StepIdentity identity_;
+  double factor_ = 0;
+  Tape::Mode mode_ = Tape::Mode::record;
+  std::vector<Run> runs_;
+  std::vector<Tensor> losses_;
+  bool keep_logits_ = false;
+  Tensor logits_;
+};
+
+}  // namespace cuboid

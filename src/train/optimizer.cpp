@@ -1,0 +1,59 @@
+#include "cuboid/train/optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "cuboid/kernels/kernels.h"
+
+namespace cuboid {
+
+double learning_rate(const OptimizerConfig& config, int step, int steps) {
+  if (step < config.warmup_steps) return config.lr * (step + 1) / config.warmup_steps;
+  if (config.lr_schedule == LrSchedule::constant) return config.lr;
+  const double progress = static_cast<double>(step - config.warmup_steps) / std::max(1, steps - config.warmup_steps);
+  const double share =
+      config.lr_schedule == LrSchedule::linear ? 1 - progress : 0.5 * (1 + std::cos(std::numbers::pi * progress));
+  return config.min_lr + (config.lr - config.min_lr) * share;
+}
+
+double clipping_factor(double clip, double norm) {
+  if (clip <= 0 || !std::isfinite(norm)) return 1;
+  return std::min(1.0, clip / (norm + 1e-6));
+}
+
+Optimizer::Optimizer(const Device& device, const OptimizerConfig& config, ParameterStore& store)
+    : device_(device), config_(config) {
+  for (Parameter* p : store.all()) {
+    if (store.shares_values(*p)) continue;
+    Moments made{p, {}, {}};
+    if (config.kind == OptimizerKind::adamw) {
+      made.m = device.zeros(p->value.shape(), p->gradient.dtype(), Category::optimizer);
+      made.v = device.zeros(p->value.shape(), p->gradient.dtype(), Category::optimizer);
+    }
+    moments_.push_back(std::move(made));
+  }
+}
+
+void Optimizer::step(double lr, double gradient_scale) {
+  ++steps_;
+  for (const Moments& state : moments_) {
+    const Parameter& p = *state.parameter;
+    const double decay = p.info->decay ? config_.weight_decay : 0;
+    if (config_.kind == OptimizerKind::sgd) {
+      kernels::sgd(device_, lr, decay, gradient_scale, p.gradient, p.value);
+      continue;
+    }
+    const kernels::AdamW options{.lr = lr,
+                                 .beta1 = config_.beta1,
+                                 .beta2 = config_.beta2,
+                                 .eps = config_.eps,
+                                 .weight_decay = decay,
+                                 .bias_correction1 = 1 - std::pow(config_.beta1, steps_),
+                                 .bias_correction2 = 1 - std::pow(config_.beta2, steps_),
+                                 .gradient_scale = gradient_scale};
+    kernels::adamw(device_, options, p.gradient, p.value, state.m, state.v);
+  }
+}
+
+}  // namespace cuboid

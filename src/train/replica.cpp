@@ -1,0 +1,213 @@
+#include "cuboid/train/replica.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "cuboid/parallel/pipeline/balance.h"
+#include "cuboid/parallel/pipeline/generators.h"
+#include "cuboid/parallel/pipeline/passes.h"
+
+#include "model_stage.h"
+
+namespace cuboid {
+namespace {
+
+// Large enough that a reduction is limited by bandwidth, small enough that the first starts well before the last.
+constexpr std::int64_t kBucketBytes = 4 << 20;
+
+// The forward actions of a schedule with their transfers: what an evaluation runs. Every tensor comes from an earlier
+// stage, sends do not wait, and a row's order is that of training, so no rank can wait in a circle.
+Schedule forward_only(const Schedule& schedule) {
+  Schedule made = schedule;
+  const std::vector<int> ranks = schedule.rank_of_stage();
+  const auto neighbour = [&](int from, int to) {
+    return to < 0 || to >= schedule.stages ? ranks[static_cast<std::size_t>(from)]
+                                           : ranks[static_cast<std::size_t>(to)];
+  };
+  for (std::size_t rank = 0; rank < made.rows.size(); ++rank) {
+    made.rows[rank].clear();
+    for (const Action& a : schedule.rows[rank]) {
+      if (a.kind != ActionKind::forward) continue;
+      const int here = static_cast<int>(rank);
+      if (neighbour(a.stage, a.stage - 1) != here) {
+        made.rows[rank].push_back({ActionKind::recv_forward, a.stage, a.micro_batch});
+      }
+      made.rows[rank].push_back(a);
+      if (neighbour(a.stage, a.stage + 1) != here) {
+        made.rows[rank].push_back({ActionKind::send_forward, a.stage, a.micro_batch});
+      }
+    }
+  }
+  return made;
+}
+
+std::vector<StageSpan> stage_spans(const std::vector<int>& stage_layers) {
+  std::vector<StageSpan> spans;
+  int layer = 0;
+  for (const int count : stage_layers) {
+    spans.push_back({layer, count, spans.empty(), spans.size() + 1 == stage_layers.size()});
+    layer += count;
+  }
+  return spans;
+}
+
+// Blocks [begin, end) of a stage: 0 is the embedding, layer i is block i + 1, the head follows the last layer.
+ParameterStore::StageBlocks stage_blocks(int stage, const StageSpan& span) {
+  return {stage, span.first ? 0 : span.first_layer + 1, span.first_layer + span.layers + (span.last ? 2 : 1)};
+}
+
+[[maybe_unused]] std::vector<double> stage_costs(const std::vector<int>& stage_layers, const std::vector<double>& blocks) {
+  std::vector<double> costs;
+  const auto spans = stage_spans(stage_layers);
+  for (std::size_t s = 0; s < spans.size(); ++s) {
+    const auto range = stage_blocks(static_cast<int>(s), spans[s]);
+    costs.push_back(std::accumulate(blocks.begin() + range.begin, blocks.begin() + range.end, 0.0));
+  }
+  return costs;
+}
+
+}  // namespace
+
+PipelineLayout plan_pipeline(const RunConfig& run, const ModelConfig& config) {
+  const int ranks = run.grid.degree(Axis::pp);
+  PipelineLayout layout;
+  const Schedule compute = make_schedule({.name = run.schedule,
+                                          .ranks = ranks,
+                                          .micro_batches = run.micro_batches(),
+                                          .virtual_stages = run.virtual_stages});
+  const std::vector<double> blocks = block_costs(config, run.seq_len);
+  layout.stage_layers = run.stage_layers.empty() ? balance_layers(blocks, compute.stages) : run.stage_layers;
+  layout.training = add_step(add_reduction(add_transfers(compute)));
+  layout.evaluation = forward_only(compute);
+  return layout;
+}
+
+struct Replica::Batch {
+  std::vector<MicroBatch> micro_batches;
+  std::int64_t tokens = 0;  // unmasked targets of the global batch
+};
+
+Replica::Replica(RankContext& context, const RunConfig& run, const ModelConfig& config, const PipelineLayout& layout)
+    : device_(context.device),
+      run_(run),
+      config_(config),
+      layout_(layout),
+      table_(parameters_of(config)),
+      groups_(run.grid, *context.world),
+      channels_(groups_.axis(Axis::pp), layout.training.rank_of_stage()),
+      tp_{&groups_.axis(Axis::tp), run.sequence_parallel} {
+  const int pipeline_rank = groups_.at()[Axis::pp];
+  const std::vector<int> rank_of_stage = layout.training.rank_of_stage();
+  const std::vector<StageSpan> spans = stage_spans(layout.stage_layers);
+  std::vector<ParameterStore::StageBlocks> mine;
+  for (std::size_t s = 0; s < spans.size(); ++s) {
+    if (rank_of_stage[s] == pipeline_rank) mine.push_back(stage_blocks(static_cast<int>(s), spans[s]));
+  }
+  store_ = std::make_unique<ParameterStore>(device_, table_, mine, tp_.rank(), tp_.size(), run.dtype);
+  partial_ = std::make_unique<TensorPartialGradients>(device_, table_, *store_, *tp_.comm, run.sequence_parallel);
+  std::map<int, Stage*> stages;
+  for (StageParameters& stage : store_->stages()) {
+    buckets_.push_back(std::make_unique<GradientBuckets>(stage, groups_.axis(Axis::dp), kBucketBytes));
+    const StageSpan& span = spans[static_cast<std::size_t>(stage.stage)];
+    stages_.push_back(
+        std::make_unique<ModelStage>(device_, config_, tp_, *store_, span, *buckets_.back(), run.seq_len));
+    stages[stage.stage] = stages_.back().get();
+  }
+  const std::int64_t positions = tp_.splits_sequence() ? run.seq_len / tp_.size() : run.seq_len;
+  const Shape boundary = {positions, run.micro_batch, config.hidden};  // (T,B,C) or (T/tp,B,C)
+  executor_ = std::make_unique<Executor>(layout_.training, pipeline_rank, stages, &channels_, boundary, run.dtype);
+  evaluator_ = std::make_unique<Executor>(layout_.evaluation, pipeline_rank, stages, &channels_, boundary, run.dtype);
+}
+
+Replica::~Replica() = default;
+
+Replica::Batch Replica::read_batch(const SampleReader& read, std::int64_t first_sample) {
+  const std::int64_t length = run_.seq_len;
+  const std::int64_t rows = run_.micro_batch;
+  std::vector<std::int32_t> inputs(static_cast<std::size_t>(length));
+  std::vector<std::int32_t> targets(static_cast<std::size_t>(length));
+  Batch batch;
+  // A data-parallel rank takes a contiguous part of the global batch, its micro-batches in ascending order.
+  std::int64_t sample = std::int64_t{groups_.at()[Axis::dp]} * micro_batches() * rows;
+  const Tensor count = device_.zeros({1}, DType::int64, Category::workspace);
+  for (int m = 0; m < micro_batches(); ++m) {
+    MicroBatch made{device_.empty({length, rows}, DType::int32), device_.empty({length, rows}, DType::int32),
+                    first_sample + sample};
+    for (std::int64_t b = 0; b < rows; ++b, ++sample) {
+      if (!read(sample, inputs, targets)) {
+        std::fill(inputs.begin(), inputs.end(), 0);
+        std::fill(targets.begin(), targets.end(), kernels::kIgnore);
+      }
+      for (std::int64_t t = 0; t < length; ++t) {
+        const auto i = static_cast<std::size_t>(t);
+        made.tokens.data<std::int32_t>()[t * rows + b] = inputs[i];
+        made.targets.data<std::int32_t>()[t * rows + b] = targets[i];
+        *count.data<std::int64_t>() += targets[i] != kernels::kIgnore;
+      }
+    }
+    batch.micro_batches.push_back(std::move(made));
+  }
+  all_reduce_in_place(groups_.axis(Axis::dp), count);
+  batch.tokens = *count.data<std::int64_t>();
+  return batch;
+}
+
+BatchLoss Replica::collect_loss(std::int64_t tokens) {
+  // One slot a sample of the global batch: owners write, everybody else adds zero, so the sum's order is global.
+  const Tensor sums = device_.zeros({run_.global_batch}, DType::float64, Category::workspace);
+  const std::int64_t first = std::int64_t{groups_.at()[Axis::dp]} * micro_batches() * run_.micro_batch;
+  for (const auto& stage : stages_) {
+    if (!stage->last()) continue;
+    for (int m = 0; m < micro_batches(); ++m) {
+      const double* losses = stage->losses(m).data<double>();
+      std::copy(losses, losses + run_.micro_batch, sums.data<double>() + first + std::int64_t{m} * run_.micro_batch);
+    }
+  }
+  all_reduce_in_place(groups_.axis(Axis::dp), sums);
+  all_reduce_in_place(groups_.axis(Axis::pp), sums);
+  const auto values = sums.span<double>();
+  return {std::accumulate(values.begin(), values.end(), 0.0), tokens};
+}
+
+BatchLoss Replica::train_batch(const SampleReader& read, const StepIdentity& identity, std::int64_t first_sample,
+                               const std::function<void()>& step) {
+  const Batch batch = read_batch(read, first_sample);
+  store_->zero_gradients();
+  const double factor = batch.tokens > 0 ? 1.0 / static_cast<double>(batch.tokens) : 0;
+  for (auto& stage : stages_) stage->begin(batch.micro_batches, identity, factor, Tape::Mode::record);
+  executor_->run([&] {
+    partial_->reduce();
+    add_tied_gradients(device_, table_, *store_, channels_.embedding());
+    step();
+  });
+  return collect_loss(batch.tokens);
+}
+
+BatchLoss Replica::evaluate_batch(const SampleReader& read) {
+  const Batch batch = read_batch(read, 0);
+  for (auto& stage : stages_) stage->begin(batch.micro_batches, {}, 0, Tape::Mode::forward_only);
+  evaluator_->run([] {});
+  return collect_loss(batch.tokens);
+}
+
+void Replica::keep_logits(bool keep) {
+  for (auto& stage : stages_) stage->keep_logits(keep);
+}
+
+Tensor Replica::logits(std::int64_t b) const {
+  const auto last = std::find_if(stages_.begin(), stages_.end(), [](const auto& s) { return s->last(); });
+  if (last == stages_.end()) return {};
+  const Tensor& local = (*last)->logits();  // (T,B,V/tp), parts that may differ in width by one
+  const std::int64_t width = config_.vocab;
+  const Tensor full = device_.zeros({run_.seq_len, width}, local.dtype());
+  const std::int64_t first = even_share(width, tp_.rank(), tp_.size()).begin;
+  const std::int64_t columns = local.dim(2);
+  for (std::int64_t t = 0; t < run_.seq_len; ++t) {
+    const float* row = local.data<float>() + (t * run_.micro_batch + b) * columns;
+    std::copy(row, row + columns, full.data<float>() + t * width + first);
+  }
+  all_reduce_in_place(*tp_.comm, full);
+  return full;
+}
+
+}  // namespace cuboid

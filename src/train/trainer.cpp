@@ -1,0 +1,257 @@
+#include "cuboid/train/trainer.h"
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <mutex>
+
+#include <fmt/format.h>
+
+#include "cuboid/core/log.h"
+#include "cuboid/train/check.h"
+#include "cuboid/train/data.h"
+#include "cuboid/train/optimizer.h"
+#include "cuboid/train/replica.h"
+#include "cuboid/train/weights.h"
+
+#include "reports.h"
+
+namespace cuboid {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// What all ranks read and none changes, made before any of them starts.
+struct Inputs {
+  const RunConfig& run;
+  const ModelConfig& model;
+  const TrainEvents& events;
+  const SampleSource& samples;
+  const WeightFolder* weights;  // null: initialise from the seed
+  const PipelineLayout& layout;
+  FlopsPerToken flops;
+};
+
+/// One rank's training loop.
+class RankTrainer {
+ public:
+  RankTrainer(RankContext& context, const Inputs& in)
+      : in_(in),
+        context_(context),
+        replica_(context, in.run, in.model, in.layout),
+        optimizer_(context.device, in.run.optimizer, replica_.parameters()),
+        timeline_(in.run.timeline) {
+    if (in.weights) {
+      load_weights(*in.weights, in.model, replica_.parameters());
+    } else {
+      replica_.parameters().initialize(in.run.seed);
+    }
+  }
+
+  /// The result is complete on rank 0.
+  TrainResult run() {
+    TrainResult result;
+    result.world = context_.size;
+    result.params = replica_.table().total();
+    context_.world->barrier();
+    const Clock::time_point start = Clock::now();
+    Clock::time_point after_first = start;
+    for (int s = 0; s < in_.run.steps && !result.nan_stop; ++s) {
+      const StepMetrics metrics = step(s);
+      result.steps = s + 1;
+      result.final_loss = metrics.loss;
+      if (s == 0) {
+        after_first = Clock::now();
+      } else {
+        result.bubble_fraction += metrics.bubble_fraction / (in_.run.steps - 1);
+      }
+      result.nan_stop = in_.run.stop_on_nan && !std::isfinite(metrics.loss);
+      if (in_.run.data.eval_every > 0 && ((s + 1) % in_.run.data.eval_every == 0 || s + 1 == in_.run.steps)) {
+        const Clock::time_point pause = Clock::now();
+        result.validation_loss = validate();
+        if (rank() == 0 && in_.events.on_validation) in_.events.on_validation(s, *result.validation_loss);
+        after_first += Clock::now() - pause;  // throughput is that of training
+      }
+    }
+    if (result.steps > 1) {
+      const double tokens = static_cast<double>(result.steps - 1) * in_.run.global_batch * in_.run.seq_len;
+      result.tokens_per_second = tokens / seconds_since(after_first);
+    }
+    result.weights_hash = weights_hash();
+    if (in_.run.timeline) timeline_.write(in_.run.out + "/timeline.json", *context_.world);
+    return result;
+  }
+
+ private:
+  int rank() const { return context_.rank; }
+
+  StepMetrics step(int s) {
+    const Clock::time_point begin = Clock::now();
+    const std::int64_t first = std::int64_t{s} * in_.run.global_batch;
+    StepMetrics metrics;
+    metrics.step = s;
+    metrics.lr = learning_rate(in_.run.optimizer, s, in_.run.steps);
+    context_.device.account().reset_peaks();
+    const auto read = [&](std::int64_t i, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+      in_.samples.training(first + i, inputs, targets);
+      return true;
+    };
+    const StepIdentity identity{in_.run.seed, s, in_.run.dropout};
+    const BatchLoss loss = replica_.train_batch(read, identity, first, [&] { update(s, metrics); });
+    if (loss.tokens == 0 && rank() == 0) {
+      log::warning(fmt::format("step {}: every target of the batch is masked; loss and gradients are zero", s));
+    }
+    metrics.loss = loss.mean();
+    metrics.tokens = std::int64_t{in_.run.global_batch} * in_.run.seq_len;
+    measure(metrics);
+    metrics.step_seconds = seconds_since(begin);
+    metrics.tokens_per_second = static_cast<double>(metrics.tokens) / metrics.step_seconds;
+    metrics.tflops_per_rank = in_.flops.training() * metrics.tokens_per_second / context_.size / 1e12;
+    if (in_.run.timeline) timeline_.add(s, begin, replica_.spans());
+    if (rank() == 0 && in_.events.on_step) in_.events.on_step(metrics);
+    return metrics;
+  }
+
+  // The schedule's STEP: global norm, clipping, optimizer.
+  void update(int s, StepMetrics& metrics) {
+    if (s == 0 && !in_.run.dump_grads.empty()) dump_gradients();
+    const Groups& groups = replica_.groups();
+    double sum = 0;
+    for (const double square : gradient_squares(context_.device, replica_.table(), replica_.parameters(),
+                                                groups.axis(Axis::tp), groups.axis(Axis::pp))) {
+      sum += square;
+    }
+    metrics.grad_norm = std::sqrt(sum);
+    optimizer_.step(metrics.lr, clipping_factor(in_.run.optimizer.clip_grad, metrics.grad_norm));
+  }
+
+  // Bubble and memory over all ranks.
+  void measure(StepMetrics& metrics) {
+    double busy = 0;
+    double makespan = 0;
+    for (const Span& span : replica_.spans()) {
+      if (!computes(span.action.kind)) continue;
+      busy += span.end - span.begin;
+      makespan = std::max(makespan, span.end);
+    }
+    const Tensor largest = context_.device.zeros({1 + kCategoryCount}, DType::float64, Category::workspace);
+    const Tensor sum = context_.device.zeros({1}, DType::float64, Category::workspace);
+    double* values = largest.data<double>();
+    values[0] = makespan;
+    for (int i = 0; i < kCategoryCount; ++i) {
+      values[1 + i] = static_cast<double>(context_.device.account().peak(static_cast<Category>(i)));
+    }
+    *sum.data<double>() = busy;
+    all_reduce_in_place(*context_.world, largest, ReduceOp::max);
+    all_reduce_in_place(*context_.world, sum);
+    if (values[0] > 0) metrics.bubble_fraction = 1 - *sum.data<double>() / (context_.size * values[0]);
+    for (std::size_t i = 0; i < kCategoryCount; ++i) metrics.peak_bytes[i] = static_cast<std::int64_t>(values[1 + i]);
+  }
+
+  double validate() {
+    const std::int64_t samples = in_.samples.validation_samples();
+    BatchLoss total;
+    for (std::int64_t first = 0; first < samples; first += in_.run.global_batch) {
+      const BatchLoss batch =
+          replica_.evaluate_batch([&](std::int64_t i, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+            if (first + i >= samples) return false;
+            in_.samples.validation(first + i, inputs, targets);
+            return true;
+          });
+      total.sum += batch.sum;
+      total.tokens += batch.tokens;
+    }
+    return total.mean();
+  }
+
+  std::string weights_hash() {
+    const Tensor sum = context_.device.zeros({1}, DType::int64, Category::workspace);
+    *sum.data<std::int64_t>() = static_cast<std::int64_t>(local_weights_hash(replica_.parameters()));
+    all_reduce_in_place(replica_.groups().axis(Axis::tp), sum);
+    all_reduce_in_place(replica_.groups().axis(Axis::pp), sum);
+    return fmt::format("{:016x}", static_cast<std::uint64_t>(*sum.data<std::int64_t>()));
+  }
+
+  // L2 norm of every Hugging Face tensor's gradient.
+  void dump_gradients() {
+    const auto tensors = model_of(in_.model).hugging_face_tensors(in_.model);
+    const std::vector<double> squares = local_hugging_face_squares(tensors, replica_.parameters());
+    const Tensor sum = context_.device.zeros({static_cast<std::int64_t>(squares.size())}, DType::float64);
+    std::copy(squares.begin(), squares.end(), sum.data<double>());
+    all_reduce_in_place(replica_.groups().axis(Axis::tp), sum);
+    all_reduce_in_place(replica_.groups().axis(Axis::pp), sum);
+    if (rank() != 0) return;
+    std::map<std::string, double> norms;
+    for (std::size_t i = 0; i < tensors.size(); ++i) norms[tensors[i].hf_name] = std::sqrt(sum.data<double>()[i]);
+    write_norms(in_.run.dump_grads, norms);
+  }
+
+  const Inputs& in_;
+  RankContext& context_;
+  Replica replica_;
+  Optimizer optimizer_;
+  Timeline timeline_;
+};
+
+RunStart describe_start(const Inputs& in, int world) {
+  RunStart start;
+  start.params = parameters_of(in.model).total();
+  start.world = world;
+  start.micro_batches = in.run.micro_batches();
+  start.stage_layers = in.layout.stage_layers;
+  start.stages_balanced = in.run.stage_layers.empty();
+  start.schedule_bubble = in.layout.bubble;
+  start.train_samples = in.samples.training_samples();
+  start.validation_samples = in.samples.validation_samples();
+  return start;
+}
+
+// Runs `make` and turns a refusal into a reason, so that later checks still report theirs.
+template <typename F>
+void collect(Problems& problems, F&& make) {
+  try {
+    make();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::request) throw;
+    problems.add(error.what());
+  }
+}
+
+}  // namespace
+
+TrainResult train(const RunConfig& run, const ModelConfig& model, const TrainEvents& events) {
+  Problems problems;
+  check_run(model, run, problems);
+  std::unique_ptr<SampleSource> samples;
+  std::unique_ptr<WeightFolder> weights;
+  collect(problems, [&] { samples = std::make_unique<SampleSource>(run.data, run.seq_len, model.vocab, run.seed); });
+  if (!run.weights.empty()) {
+    collect(problems, [&] {
+      weights = std::make_unique<WeightFolder>(WeightFolder::open(run.weights));
+      check_weights(*weights, model, problems);
+    });
+  }
+  if (!run.dump_grads.empty()) collect(problems, [&] { check_writable(run.dump_grads); });
+  problems.throw_if_any();
+
+  const PipelineLayout layout = plan_pipeline(run, model);
+  const Inputs in{run, model, events, *samples, weights.get(), layout, flops_per_token(model, run.seq_len)};
+  const int world = run.grid.world();
+  if (events.on_start) events.on_start(describe_start(in, world));
+  TrainResult result;
+  run_ranks(world,
+            [&](RankContext& context) {
+              RankTrainer trainer(context, in);
+              const TrainResult mine = trainer.run();
+              if (context.rank == 0) result = mine;
+            },
+            {.deadline = run.deadline, .threads_per_rank = run.threads_per_rank});
+  return result;
+}
+
+}  // namespace cuboid
