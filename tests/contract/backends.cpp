@@ -1,0 +1,31 @@
+#include "backend.h"
+
+namespace cuboid::contract {
+namespace {
+
+void run_self(int, const Body& body, const RankOptions&) {
+  RankContext context;
+  const auto self = make_self_communicator(context.device);
+  context.world = self.get();
+  body(context);
+}
+
+}  // namespace
+
+const std::vector<Backend>& backends() {
+  static const std::vector<Backend> all = {
+      {"self", {1}, true, run_self},
+      {"threads", {1, 2, 3, 4, 5, 6, 7, 8}, true, run_ranks},
+  };
+  return all;
+}
+
+std::vector<Backend> backends_with(int ranks) {
+  std::vector<Backend> able;
+  for (const Backend& backend : backends()) {
+    if (backend.largest() >= ranks) able.push_back(backend);
+  }
+  return able;
+}
+
+}  // namespace cuboid::contract
