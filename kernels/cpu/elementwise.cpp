@@ -76,6 +76,20 @@ void swiglu_gradient(const Device&, const Tensor& dy, const Tensor& gate_up, con
   });
 }
 
+void add_bias(const Device&, const Tensor& x, const Tensor& bias, const Tensor& y) {
+  const std::int64_t n = row_length(x);
+  expect(bias, x.dtype(), n, "add_bias: bias");
+  expect_like(y, x, "add_bias: y");
+  with_real(x, [&]<typename T>(T) {
+    const T* xs = x.data<T>();
+    const T* bs = bias.data<T>();
+    T* ys = y.data<T>();
+    parallel_for(row_count(x), [=](std::int64_t r) {
+      body::OneLane{}.each(n, [=](std::int64_t i) { ys[r * n + i] = xs[r * n + i] + bs[i]; });
+    });
+  });
+}
+
 void add(const Device&, const Tensor& a, const Tensor& b, const Tensor& c) {
   with_real(a, [&]<typename T>(T) {
     expect_like(b, a, "add: b");
