@@ -13,6 +13,7 @@
 #include "cuboid/train/check.h"
 #include "cuboid/train/data.h"
 #include "cuboid/train/trainer.h"
+#include "cuboid/train/weights.h"
 
 #include "launch/commands.h"
 #include "launch/metrics.h"
@@ -53,7 +54,12 @@ ModelConfig checked_model(const RunConfig& run, Problems& problems) {
   if (model && run.seq_len > 0 && !run.data.paths.empty()) {
     collect(problems, [&] { SampleSource(run.data, run.seq_len, model->vocab, run.seed); });
   }
-  if (!run.weights.empty()) collect(problems, [&] { WeightFolder::open(run.weights); });
+  if (!run.weights.empty()) {
+    collect(problems, [&] {
+      const WeightFolder weights = WeightFolder::open(run.weights);
+      if (model) check_weights(weights, *model, problems);
+    });
+  }
   problems.throw_if_any();
   return {};
 }
@@ -95,7 +101,7 @@ TrainResult run_training(const RunConfig& run, const ModelConfig& model) {
     if (metrics) metrics->add(step);
     progress->step(step);
   };
-  events.on_validation = [&](int step, double loss) { progress->validation(step, loss); };
+  events.on_validation = [&](int step, double loss) { progress->validation(step + 1, loss); };
   return train(run, model, events);
 }
 

@@ -27,7 +27,7 @@ void add_model_and_data_flags(Flags& flags, RunConfig& run) {
 
   flags.section("Data");
   flags.add(
-      "data", "PATH…", "", "text files or folders of them (a token a byte), or .bin token files (uint16)",
+      "data", "PATH...", "", "text files or folders of them (a token a byte), or .bin token files (uint16)",
       [&run](const Flags::Values& v) { run.data.paths = v; }, true);
   flags.choice<DataFormat>("data-format", run.data.format,
                            {{"auto", DataFormat::automatic}, {"text", DataFormat::text}, {"bin", DataFormat::bin}},
@@ -53,7 +53,7 @@ void add_grid_flags(Flags& flags, RunDraft& draft) {
   flags.whole("ep", draft.degrees[Axis::ep], "expert parallel degree; only 1 in this version", 1);
   flags.text("order", "AXES", draft.order, "axes from the fastest-varying on: neighbouring ranks differ in the first");
   flags.text("schedule", "S", draft.run.schedule, "pipeline schedule: gpipe, 1f1b");
-  flags.add("stage-layers", "N,N,…", "", "layers of each stage; without it stages are balanced by cost",
+  flags.add("stage-layers", "N,N,...", "", "layers of each stage; without it stages are balanced by cost",
             [&draft](const Flags::Values& v) { draft.run.stage_layers = parse_stage_layers(v.front()); });
   flags.toggle("sequence-parallel", draft.run.sequence_parallel,
                "split norms, dropout and residuals along the sequence over the tp ranks");
@@ -84,7 +84,9 @@ void add_training_flags(Flags& flags, RunConfig& run) {
 }
 
 void add_machine_flags(Flags& flags, RunConfig& run) {
-  flags.section("Machine (each of these has one value in this version unless listed)");
+  flags.section("Machine");
+  flags.whole("threads-per-rank", run.threads_per_rank, "threads of a rank's matrix products", 1, 1024);
+  flags.real("deadline", run.deadline, "longest wait for another rank, in seconds", "SECONDS");
   flags.fixed("dtype", {"float32"}, "type of weights and activations", "this version computes in float32");
   flags.fixed("device", {"auto", "cpu"}, "where ranks compute", "this version runs on the CPU");
   flags.fixed("fabric", {"auto", "threads"}, "how ranks reach each other: as threads of one process",
@@ -92,8 +94,6 @@ void add_machine_flags(Flags& flags, RunConfig& run) {
   flags.fixed("zero", {"0"}, "ZeRO stage", "this version shards no optimizer state, gradients or parameters");
   flags.fixed("recompute", {"none"}, "activations computed twice instead of kept",
               "this version keeps every activation");
-  flags.whole("threads-per-rank", run.threads_per_rank, "threads of a rank's matrix products", 1, 1024);
-  flags.real("deadline", run.deadline, "longest wait for another rank, in seconds", "SECONDS");
 
   flags.section("Output");
   flags.text("out", "DIR", run.out, "folder of metrics.jsonl, run.toml and timeline.json");

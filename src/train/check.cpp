@@ -24,7 +24,7 @@ void check_tensor_degree(const ModelConfig& model, const RunConfig& run, Problem
   if (model.heads % tp != 0) {
     faults.push_back(fmt::format("{} attention heads cannot be split over {} ranks", model.heads, tp));
   }
-  if (!kv_heads_fit(model, tp)) {
+  if (model.kv_heads != model.heads && !kv_heads_fit(model, tp)) {
     faults.push_back(
         fmt::format("{} key/value heads can neither be split over nor replicated on {} ranks", model.kv_heads, tp));
   }
