@@ -30,7 +30,9 @@ inline std::int64_t row_length(const Tensor& tensor) {
   return tensor.dim(-1);
 }
 inline std::int64_t row_count(const Tensor& tensor) {
-  return tensor.shape().rank() == 1 ? 1 : tensor.shape().rows();
+  std::int64_t rows = 1;
+  for (int i = 0; i + 1 < tensor.shape().rank(); ++i) rows *= tensor.dim(i);
+  return rows;
 }
 
 /// Checks element type and count of an argument.
