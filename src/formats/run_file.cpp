@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <sstream>
 #include <type_traits>
 
@@ -37,7 +38,7 @@ template <typename Visitor>
 void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Visitor& visit) {
   visit.section("Model");
   visit("model", "preset, config.json, or a folder that holds one", run.model);
-  visit("weights", "folder of Hugging Face safetensors; left out: initialised from seed", run.weights);
+  visit("weights", "folder of Hugging Face safetensors; empty: initialised from seed", run.weights);
   visit.section("Data");
   visit("data", "text files or folders, .bin token files", run.data.paths);
   visit("data-format", "auto, text or bin", run.data.format, kDataFormats);
@@ -45,7 +46,7 @@ void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Vis
   visit("validation-fraction", "last part of the samples that is held out", run.data.validation_fraction);
   visit("eval-every", "steps between validation losses; 0: never", run.data.eval_every);
   visit("mask-token", "targets equal to this id are left out of the loss", run.data.mask_token);
-  visit("mask-file", "one byte a token, 0: target left out of the loss", run.data.mask_file);
+  visit("mask-file", "one byte a token, 0: target left out of the loss; empty: none", run.data.mask_file);
   visit.section("Process grid");
   visit("tp", "tensor parallel ranks", degrees[Axis::tp]);
   visit("pp", "pipeline parallel ranks", degrees[Axis::pp]);
@@ -58,7 +59,7 @@ void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Vis
   visit.section("Pipeline");
   visit("schedule", "pipeline schedule", run.schedule);
   visit("virtual-stages", "stages a rank", run.virtual_stages);
-  visit("stage-layers", "layers of each stage; left out: balanced by cost", run.stage_layers);
+  visit("stage-layers", "layers of each stage; empty: balanced by cost", run.stage_layers);
   visit.section("Training");
   visit("dtype", "compute type, float32 or bfloat16", run.dtype, kDTypes);
   visit("micro-batch", "samples a rank computes at once", run.micro_batch);
@@ -83,8 +84,8 @@ void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Vis
   visit("deadline", "longest wait for another rank, in seconds", run.deadline);
   visit("stop-on-nan", "end with status 3 at a loss that is not a number", run.stop_on_nan);
   visit("timeline", "write timeline.json into out (Chrome trace format)", run.timeline);
-  visit("out", "folder of metrics.jsonl, run.toml and timeline.json", run.out);
-  visit("dump-grads", "file for the first step's gradient norms", run.dump_grads);
+  visit("out", "folder of metrics.jsonl, run.toml and timeline.json; empty: none", run.out);
+  visit("dump-grads", "file for the first step's gradient norms; empty: none", run.dump_grads);
 }
 
 /// A TOML basic string.
@@ -126,7 +127,7 @@ class Writer {
   }
 
   // Empty: the setting is absent.
-  static std::string write(const std::string& value) { return value.empty() ? "" : quoted(value); }
+  static std::string write(const std::string& value) { return quoted(value); }
   static std::string write(bool value) { return value ? "true" : "false"; }
   static std::string write(int value) { return std::to_string(value); }
   static std::string write(double value) { return exact(value); }
@@ -136,30 +137,29 @@ class Writer {
     return value <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()) ? text : quoted(text);
   }
   static std::string write(const std::optional<std::int64_t>& value) { return value ? std::to_string(*value) : ""; }
-  static std::string write(const std::vector<int>& values) {
-    return values.empty() ? "" : fmt::format("[{}]", fmt::join(values, ", "));
-  }
+  static std::string write(const std::vector<int>& values) { return fmt::format("[{}]", fmt::join(values, ", ")); }
   static std::string write(const std::vector<std::string>& values) {
     std::vector<std::string> items;
     for (const auto& value : values) items.push_back(quoted(value));
-    return items.empty() ? "" : "[" + join(items) + "]";
+    return "[" + join(items) + "]";
   }
 
   std::string text_;
 };
 
+/// The value for a message.
 std::string written(const toml::node& node) {
+  if (node.is_table()) return "a table";
+  if (node.is_array()) return "an array";
+  if (const auto text = node.value_exact<std::string>()) return quoted(*text);
   std::ostringstream out;
   node.visit([&](const auto& value) { out << value; });
-  std::string text = out.str();
-  if (text.size() > 60) text = text.substr(0, 57) + "...";
-  return text;
+  return out.str();
 }
 
 class Reader {
  public:
-  Reader(const toml::table& table, const std::string& source, Problems& problems)
-      : table_(table), source_(source), problems_(problems) {}
+  explicit Reader(const toml::table& table) : table_(table) {}
 
   void section(const char* /*title*/) {}
 
@@ -184,19 +184,24 @@ class Reader {
     fault(*node, key, "must be " + join(names, " or "));
   }
 
+  /// All faults in the order of the lines, those of unknown keys among them.
+  void report(const std::string& source, Problems& problems) {
+    refuse_unknown();
+    for (const auto& [line, reason] : faults_) problems.add(fmt::format("{}: line {}: {}", source, line, reason));
+  }
+
+ private:
   void refuse_unknown() {
     for (const auto& [key, node] : table_) {
       const std::string name(key.str());
       if (std::find(keys_.begin(), keys_.end(), name) != keys_.end()) continue;
-      problems_.add(fmt::format("{}: line {}: unknown key {}; the nearest is {}", source_, key.source().begin.line,
-                                name, nearest(name, keys_)));
+      faults_.emplace(key.source().begin.line,
+                      fmt::format("unknown key {}; the nearest is {}", name, nearest(name, keys_)));
     }
   }
 
- private:
   void fault(const toml::node& node, const char* key, const std::string& reason) {
-    problems_.add(
-        fmt::format("{}: line {}: {} = {}: {}", source_, node.source().begin.line, key, written(node), reason));
+    faults_.emplace(node.source().begin.line, fmt::format("{} = {}: {}", key, written(node), reason));
   }
 
   void read(const toml::node& node, const char* key, std::string& value) {
@@ -257,9 +262,8 @@ class Reader {
   }
 
   const toml::table& table_;
-  const std::string& source_;
-  Problems& problems_;
   std::vector<std::string> keys_;
+  std::multimap<std::uint32_t, std::string> faults_;  ///< by line
 };
 
 }  // namespace
@@ -286,9 +290,9 @@ RunConfig parse_run_file(const std::string& text, const std::string& source) {
   RunConfig run;
   AxisValues degrees = run.grid.degrees();
   std::string order = run.grid.order();
-  Reader reader(table, source, problems);
+  Reader reader(table);
   visit_settings(run, degrees, order, reader);
-  reader.refuse_unknown();
+  reader.report(source, problems);
   try {
     run.grid = Grid(degrees, order);
   } catch (const Error& error) {

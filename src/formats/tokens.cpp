@@ -100,7 +100,8 @@ void refuse_megatron(const MappedFile& file) {
   const fs::path index = fs::path(file.path()).replace_extension(".idx");
   std::error_code ignored;
   if (!fs::is_regular_file(index, ignored)) return;
-  const auto bytes = MappedFile::open(index.string())->bytes();
+  const auto opened = MappedFile::open(index.string());
+  const auto bytes = opened->bytes();
   constexpr std::string_view kMagic = "MMIDIDX";
   if (bytes.size() < kMagic.size() || std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) return;
   refuse(file, "belongs to a Megatron data set (" + index.string() +

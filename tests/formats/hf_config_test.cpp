@@ -1,0 +1,302 @@
+#include "cuboid/formats/hf_config.h"
+
+#include <gmock/gmock.h>
+
+#include "cuboid/core/text.h"
+
+#include "files.h"
+
+namespace cuboid {
+namespace {
+
+using test::case_path;
+using test::refusal;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+ModelConfig read_case(const std::string& name) {
+  return read_hf_config(test::contents(case_path("hf-config/" + name)), name);
+}
+
+/// A small sound llama with entries appended.
+std::string llama(const std::string& extra = "") {
+  return R"({"model_type": "llama", "hidden_size": 96, "intermediate_size": 250, "max_position_embeddings": 128,
+             "num_attention_heads": 6, "num_hidden_layers": 5, "vocab_size": 501)" +
+         (extra.empty() ? "" : ", " + extra) + "}";
+}
+std::string gpt2(const std::string& extra = "") {
+  return R"({"model_type": "gpt2", "n_embd": 96, "n_head": 6, "n_layer": 5, "n_positions": 128, "vocab_size": 501)" +
+         (extra.empty() ? "" : ", " + extra) + "}";
+}
+std::string refusal_of(const std::string& json) {
+  const std::string message = refusal([&] { read_hf_config(json, "c.json"); });
+  EXPECT_THAT(message, HasSubstr("c.json: "));
+  return message;
+}
+
+/// Parameter total by the dimensions, counted independently of the model code.
+std::int64_t parameters(const ModelConfig& c) {
+  const bool gpt2 = c.family == "gpt2";
+  const std::int64_t q = c.heads * c.head_dim;
+  const std::int64_t kv = c.kv_heads * c.head_dim;
+  const std::int64_t norms = (gpt2 ? 4 : 2) * c.hidden;
+  std::int64_t layer = c.hidden * (q + 2 * kv) + q * c.hidden + norms;
+  layer += (gpt2 ? 2 : 3) * c.hidden * c.ffn;
+  if (c.attention_bias) layer += q + 2 * kv + c.hidden;
+  if (c.mlp_bias) layer += (gpt2 ? 1 : 2) * c.ffn + c.hidden;
+  return c.vocab * c.hidden * (c.tied ? 1 : 2) + (gpt2 ? c.positions * c.hidden : 0) + c.layers * layer +
+         (gpt2 ? 2 : 1) * c.hidden;
+}
+
+// ---------------------------------------------------------------- the shared cases
+
+TEST(HfConfig, Gpt2) {
+  const ModelConfig c = read_case("gpt2-124m.json");
+  EXPECT_EQ(c.name, "gpt2-124m.json");
+  EXPECT_EQ(c.family, "gpt2");
+  EXPECT_EQ(c.layers, 12);
+  EXPECT_EQ(c.hidden, 768);
+  EXPECT_EQ(c.heads, 12);
+  EXPECT_EQ(c.kv_heads, 12);
+  EXPECT_EQ(c.head_dim, 64);
+  EXPECT_EQ(c.ffn, 3072);
+  EXPECT_EQ(c.positions, 1024);
+  EXPECT_TRUE(c.tied);
+  EXPECT_EQ(parameters(c), 124'439'808);
+}
+
+TEST(HfConfig, LlamaWithScaledRope) {
+  const ModelConfig c = read_case("llama3.2-1b-rope-scaled.json");
+  EXPECT_EQ(c.head_dim, 64);
+  EXPECT_EQ(c.kv_heads, 8);
+  EXPECT_TRUE(c.tied);
+  EXPECT_EQ(c.rope_theta, 500000);
+  EXPECT_EQ(c.rope_scaling, (RopeScaling{RopeScaling::Kind::llama3, 32, 1, 4, 8192}));
+  EXPECT_EQ(parameters(c), 1'235'814'400);
+}
+
+TEST(HfConfig, NewSpelling) {
+  const ModelConfig c = read_case("tiny-odd-newkeys.json");
+  EXPECT_EQ(c.layers, 7);
+  EXPECT_EQ(c.heads, 6);
+  EXPECT_EQ(c.kv_heads, 2);
+  EXPECT_EQ(c.head_dim, 20);
+  EXPECT_EQ(c.ffn, 260);
+  EXPECT_EQ(c.vocab, 251);
+  EXPECT_EQ(c.norm_eps, 1e-6);
+  EXPECT_EQ(c.rope_theta, 10000);
+  EXPECT_EQ(c.rope_scaling.kind, RopeScaling::Kind::linear);
+  EXPECT_EQ(c.rope_scaling.factor, 4);
+  EXPECT_EQ(parameters(c), 764'736);
+}
+
+TEST(HfConfig, UnknownArchitectureIsRefused) {
+  EXPECT_THAT(refusal([] { read_case("gemma-7b-headdim.json"); }),
+              AllOf(HasSubstr("model_type \"gemma\""), HasSubstr("known are gpt2 and llama")));
+  EXPECT_THAT(refusal_of(R"({"model_type": "lama"})"), HasSubstr("the nearest is llama"));
+  EXPECT_THAT(refusal_of("{}"), HasSubstr("model_type is missing"));
+}
+
+TEST(HfConfig, BadShapesNamesAllReasons) {
+  EXPECT_THAT(refusal([] { read_case("bad-shapes.json"); }),
+              AllOf(HasSubstr("8 attention heads (num_attention_heads) are not a multiple of 3 key/value heads"),
+                    HasSubstr("hidden_size 100 is not divisible by 8 attention heads, and no head_dim is given"),
+                    HasSubstr("rope_scaling: low_freq_factor is missing"),
+                    HasSubstr("rope_scaling: high_freq_factor is missing"),
+                    HasSubstr("rope_scaling: original_max_position_embeddings is missing"),
+                    HasSubstr("tie_word_embeddings \"yes\": must be true or false, is a string")));
+}
+
+TEST(HfConfig, OracleConfigsAreRead) {
+  for (const char* name : {"gpt2-tiny", "llama-tiny", "llama-odd"}) {
+    const ModelConfig c = load_model(test::oracle_path(name));
+    EXPECT_EQ(c, load_model(test::oracle_path(name) + "/config.json")) << name;
+    EXPECT_GT(parameters(c), 200'000) << name;
+  }
+}
+
+// ---------------------------------------------------------------- rules
+
+TEST(HfConfig, Defaults) {
+  const ModelConfig c = read_hf_config(llama(), "x");
+  EXPECT_EQ(c.kv_heads, 6);
+  EXPECT_EQ(c.head_dim, 16);
+  EXPECT_FALSE(c.tied);
+  EXPECT_FALSE(c.attention_bias);
+  EXPECT_EQ(c.norm_eps, 1e-6);
+  EXPECT_EQ(c.rope_theta, 10000);
+  EXPECT_EQ(c.rope_scaling, RopeScaling{});
+  EXPECT_EQ(read_hf_config(llama(R"("head_dim": null, "num_key_value_heads": null, "rope_scaling": null)"), "x"), c);
+  const ModelConfig g = read_hf_config(gpt2(), "x");
+  EXPECT_TRUE(g.tied);
+  EXPECT_EQ(g.ffn, 384);
+  EXPECT_EQ(g.norm_eps, 1e-5);
+  EXPECT_FALSE(read_hf_config(gpt2(R"("tie_word_embeddings": false)"), "x").tied);
+  EXPECT_EQ(read_hf_config(gpt2(R"("n_inner": 250)"), "x").ffn, 250);
+}
+
+TEST(HfConfig, MissingAndWrongValuesAllAtOnce) {
+  EXPECT_THAT(refusal_of(R"({"model_type": "llama"})"),
+              AllOf(HasSubstr("num_hidden_layers is missing"), HasSubstr("hidden_size is missing"),
+                    HasSubstr("num_attention_heads is missing"), HasSubstr("intermediate_size is missing"),
+                    HasSubstr("vocab_size is missing"), HasSubstr("max_position_embeddings is missing")));
+  EXPECT_THAT(refusal_of(R"({"model_type": "gpt2", "n_embd": "96", "n_head": 0, "n_layer": 2.5, "n_positions": -1,
+                             "vocab_size": 1e30, "layer_norm_epsilon": 0, "initializer_range": null})"),
+              AllOf(HasSubstr("n_embd \"96\": must be a whole number"), HasSubstr("n_head 0: must be a whole number"),
+                    HasSubstr("n_layer 2.5"), HasSubstr("n_positions -1"), HasSubstr("vocab_size 1e+30"),
+                    HasSubstr("layer_norm_epsilon 0: must be a number above 0"), Not(HasSubstr("initializer_range"))));
+  EXPECT_THAT(refusal_of("[1]"), HasSubstr("must be a JSON object, is an array"));
+  EXPECT_THAT(refusal_of("{\"model_type\": "), HasSubstr("not valid JSON"));
+  EXPECT_THAT(refusal_of(llama(R"("vocab_size": 502)")), HasSubstr("duplicate key vocab_size"));
+}
+
+TEST(HfConfig, ChangedMathematicsIsRefusedByName) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {gpt2(R"("scale_attn_by_inverse_layer_idx": true)"), "scale_attn_by_inverse_layer_idx true: not supported"},
+      {gpt2(R"("scale_attn_weights": false)"), "scale_attn_weights false: not supported; must be true"},
+      {gpt2(R"("activation_function": "relu")"), "\"gelu_new\" or \"gelu_pytorch_tanh\""},
+      {gpt2(R"("add_cross_attention": true)"), "add_cross_attention true"},
+      {gpt2(R"("n_ctx": 64)"), "n_ctx 64: differs from n_positions 128"},
+      {gpt2(R"("architectures": ["GPT2ForSequenceClassification"])"), "must be a GPT2LMHeadModel or GPT2Model"},
+      {llama(R"("hidden_act": "gelu")"), "hidden_act \"gelu\": not supported"},
+      {llama(R"("sliding_window": 4096)"), "sliding_window 4096"},
+      {llama(R"("partial_rotary_factor": 0.5)"), "partial_rotary_factor 0.5"},
+      {llama(R"("quantization_config": {"bits": 4})"), "quantization_config = {\"bits\":4}"},
+      {llama(R"("layer_types": ["full_attention", "sliding_attention"])"), "only full_attention is supported"},
+      {llama(R"("logit_scale": 0.5, "residual_multiplier": 2)"), "logit_scale = 0.5, residual_multiplier = 2"},
+      {llama(R"("head_dim": 15)"), "head dimension 15 is odd"},
+      {llama(R"("head_dim": 4000000)"), "6 heads of dimension 4000000 are wider than"},
+      {llama(R"("architectures": ["LlamaForSequenceClassification"])"), "must be a LlamaForCausalLM"},
+      {llama(R"("n_positions": 7)"), "n_positions = 7"},
+  };
+  for (const auto& [json, fault] : cases) EXPECT_THAT(refusal_of(json), HasSubstr(fault));
+}
+
+TEST(HfConfig, HarmlessKeysAndFeaturesThatAreOff) {
+  const ModelConfig c = read_hf_config(llama(), "x");
+  for (const char* extra :
+       {R"("use_cache": true, "torch_dtype": "bfloat16", "transformers_version": "4.45", "_name_or_path": "y")",
+        R"("sliding_window": null, "logit_scale": 0, "some_feature": false, "quantization_config": null, "list": [])",
+        R"("eos_token_id": [1, 2], "pretraining_tp": 2, "attention_dropout": 0.1, "partial_rotary_factor": 1.0)",
+        R"("layer_types": ["full_attention", "full_attention"], "architectures": ["LLaMAForCausalLM"])",
+        R"("hidden_act": "swish", "dtype": "float32")"}) {
+    EXPECT_EQ(read_hf_config(llama(extra), "x"), c) << extra;
+  }
+  EXPECT_EQ(read_hf_config(gpt2(R"("reorder_and_upcast": true, "summary_type": "cls_index", "n_ctx": 128)"), "x"),
+            read_hf_config(gpt2(), "x"));
+}
+
+TEST(HfConfig, RopeSpellings) {
+  const auto scaled = [](const std::string& rope) { return read_hf_config(llama(rope), "x"); };
+  const ModelConfig linear = scaled(R"("rope_theta": 5000, "rope_scaling": {"type": "linear", "factor": 2.5})");
+  EXPECT_EQ(linear.rope_scaling.factor, 2.5);
+  EXPECT_EQ(linear.rope_theta, 5000);
+  EXPECT_EQ(scaled(R"("rope_theta": 5000, "rope_scaling": {"rope_type": "linear", "type": "linear", "factor": 2.5})"),
+            linear);
+  EXPECT_EQ(scaled(R"("rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 5000})"), linear);
+  EXPECT_EQ(
+      scaled(R"("rope_theta": 5000, "rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 5000})"),
+      linear);
+  EXPECT_EQ(scaled(R"("rope_parameters": {"rope_theta": 5000})").rope_scaling, RopeScaling{});
+  EXPECT_EQ(scaled(R"("rope_scaling": {"rope_type": "default"})").rope_scaling, RopeScaling{});
+
+  const std::vector<std::pair<std::string, std::string>> bad = {
+      {R"("rope_scaling": {"type": "yarn", "factor": 2})",
+       "rope_type \"yarn\": not supported; known: default, linear, llama3"},
+      {R"("rope_scaling": {"factor": 2})", "rope_type is missing"},
+      {R"("rope_scaling": {"type": "linear"})", "factor is missing"},
+      {R"("rope_scaling": {"type": "linear", "factor": 0})", "factor 0: must be a number above 0"},
+      {R"("rope_scaling": {"type": "linear", "rope_type": "llama3", "factor": 2})", "differ"},
+      {R"("rope_scaling": {"type": "linear", "factor": 2, "attention_factor": 3})", "attention_factor = 3"},
+      {R"("rope_scaling": "linear")", "must be an object, is a string"},
+      {R"("rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_type": "default"})", "both given"},
+      {R"("rope_theta": 4, "rope_parameters": {"rope_theta": 5})",
+       "rope_theta 4: differs from rope_theta in rope_parameters"},
+      {R"("rope_parameters": {"partial_rotary_factor": 0.25})", "partial_rotary_factor 0.25"},
+      {R"("rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4,
+           "original_max_position_embeddings": 64})",
+       "low_freq_factor 4: must be below high_freq_factor 4"},
+  };
+  for (const auto& [rope, fault] : bad) EXPECT_THAT(refusal_of(llama(rope)), HasSubstr(fault));
+}
+
+// ---------------------------------------------------------------- presets and paths
+
+TEST(Presets, HaveThePublishedParameterTotals) {
+  // Totals as published (model cards, safetensors metadata); of the nano and micro models as counted by hand here:
+  // gpt2-nano 256·128 + 256·128 + 4·(12·128² + 13·128) + 2·128.
+  const std::vector<std::pair<std::string, std::int64_t>> totals = {
+      {"gpt2-nano", 858'880},         {"gpt2", 124'439'808},          {"gpt2-medium", 354'823'168},
+      {"gpt2-large", 774'030'080},    {"gpt2-xl", 1'557'611'200},     {"tinyllama-1.1b", 1'100'048'384},
+      {"llama2-7b", 6'738'415'616},   {"llama2-13b", 13'015'864'320}, {"llama2-70b", 68'976'648'192},
+      {"llama3-8b", 8'030'261'248},   {"llama3.1-8b", 8'030'261'248}, {"llama3.1-70b", 70'553'706'496},
+      {"llama3.2-1b", 1'235'814'400},
+  };
+  for (const auto& [name, total] : totals) EXPECT_EQ(parameters(load_model(name)), total) << name;
+}
+
+TEST(Presets, AllLoadAndKeepTheirName) {
+  const auto names = preset_names();
+  EXPECT_EQ(names.size(), 16U);
+  for (const std::string& name : names) EXPECT_EQ(load_model(name).name, name);
+  // The small ones are byte-level, and the llama has grouped key/value heads.
+  for (const char* name : {"gpt2-nano", "gpt2-micro", "llama-nano", "llama-micro"})
+    EXPECT_EQ(load_model(name).vocab, 256);
+  EXPECT_LT(load_model("llama-nano").kv_heads, load_model("llama-nano").heads);
+  EXPECT_EQ(load_model("llama3.1-8b").rope_scaling.factor, 8);
+  EXPECT_EQ(load_model("llama3-8b").rope_scaling.kind, RopeScaling::Kind::none);
+}
+
+TEST(Presets, WrittenConfigReadsBackTheSame) {
+  for (const std::string& name : preset_names()) {
+    const ModelConfig config = load_model(name);
+    EXPECT_EQ(read_hf_config(write_hf_config(config), name), config);
+  }
+  ModelConfig odd = load_model("llama-nano");
+  odd.rope_scaling = {.kind = RopeScaling::Kind::linear, .factor = 1.0 / 3};
+  odd.head_dim = 20;
+  odd.attention_bias = true;
+  odd.norm_eps = 1.1e-7;
+  EXPECT_EQ(read_hf_config(write_hf_config(odd), odd.name), odd);
+}
+
+TEST(LoadModel, UnknownNamesListThePresets) {
+  EXPECT_THAT(
+      refusal([] { load_model("gpt2-nanno"); }),
+      AllOf(HasSubstr("--model gpt2-nanno"), HasSubstr("the nearest preset is gpt2-nano;"), HasSubstr("llama2-70b")));
+  const test::TemporaryFolder folder;
+  EXPECT_THAT(refusal([&] { load_model(folder.path()); }), HasSubstr("the folder holds no config.json"));
+  const std::string path = folder.write("config.json", gpt2());
+  EXPECT_EQ(load_model(folder.path()).name, path);
+  EXPECT_EQ(load_model(path).hidden, 96);
+}
+
+// ---------------------------------------------------------------- words
+
+TEST(Text, EditDistance) {
+  EXPECT_EQ(edit_distance("", "abc"), 3U);
+  EXPECT_EQ(edit_distance("kitten", "sitting"), 3U);
+  EXPECT_EQ(edit_distance("tensor", "tesnor"), 1U);  // neighbours exchanged
+  EXPECT_EQ(edit_distance("GPT2", "gpt2"), 0U);
+  EXPECT_EQ(edit_distance("ca", "abc"), 3U);  // optimal string alignment edits no part twice
+}
+
+TEST(Text, NearestAndJoin) {
+  EXPECT_EQ(nearest("micro-bach", {"global-batch", "micro-batch"}), "micro-batch");
+  EXPECT_EQ(nearest("x", {"b", "a"}), "b");
+  EXPECT_EQ(nearest("x", {}), "");
+  EXPECT_EQ(join({"a", "b"}), "a, b");
+  EXPECT_EQ(join({}), "");
+}
+
+TEST(Text, ExactDoubles) {
+  EXPECT_EQ(exact(0.1), "0.1");
+  EXPECT_EQ(exact(1), "1.0");
+  EXPECT_EQ(exact(-3), "-3.0");
+  EXPECT_EQ(exact(1e-8), "1e-08");
+  EXPECT_EQ(exact(1e22), "1e+22");
+}
+
+}  // namespace
+}  // namespace cuboid

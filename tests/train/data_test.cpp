@@ -1,0 +1,203 @@
+#include "cuboid/train/data.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <thread>
+
+#include <gmock/gmock.h>
+
+#include "formats/files.h"
+
+namespace cuboid {
+namespace {
+
+using test::bytes_of;
+using test::refusal;
+using test::TemporaryFolder;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+
+struct Sample {
+  std::vector<std::int32_t> inputs;
+  std::vector<std::int32_t> targets;
+};
+
+Sample training(const SampleSource& source, std::int64_t i) {
+  Sample sample{std::vector<std::int32_t>(static_cast<std::size_t>(source.seq_len())), {}};
+  sample.targets = sample.inputs;
+  source.training(i, sample.inputs, sample.targets);
+  return sample;
+}
+Sample validation(const SampleSource& source, std::int64_t i) {
+  Sample sample{std::vector<std::int32_t>(static_cast<std::size_t>(source.seq_len())), {}};
+  sample.targets = sample.inputs;
+  source.validation(i, sample.inputs, sample.targets);
+  return sample;
+}
+
+/// A stream of n tokens 0, 1, 2, …
+class Data : public testing::Test {
+ protected:
+  DataConfig counting(std::int64_t n) const {
+    std::vector<std::uint16_t> ids(static_cast<std::size_t>(n));
+    std::iota(ids.begin(), ids.end(), std::uint16_t{0});
+    DataConfig data;
+    data.paths = {folder_.write("count.bin", bytes_of(ids))};
+    return data;
+  }
+  TemporaryFolder folder_;
+};
+
+TEST_F(Data, SamplesAreConsecutiveWindows) {
+  const SampleSource source(counting(23), 4, 1000, 0);
+  EXPECT_EQ(source.training_samples(), 5);  // (23 - 1) / 4; one more would need 25 tokens
+  EXPECT_EQ(source.validation_samples(), 0);
+  EXPECT_THAT(training(source, 0).inputs, ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(training(source, 0).targets, ElementsAre(1, 2, 3, 4));
+  EXPECT_THAT(training(source, 4).inputs, ElementsAre(16, 17, 18, 19));
+  EXPECT_THAT(training(source, 4).targets, ElementsAre(17, 18, 19, 20));
+  EXPECT_THAT(training(source, 5).inputs, ElementsAre(0, 1, 2, 3));  // epoch 1
+  EXPECT_THAT(training(source, 5'000'000'000'003).inputs, ElementsAre(12, 13, 14, 15));
+}
+
+TEST_F(Data, OneWindowIsEnoughAndOneTokenLessIsRefused) {
+  EXPECT_EQ(SampleSource(counting(17), 16, 1000, 0).training_samples(), 1);
+  EXPECT_THAT(refusal([&] { SampleSource(counting(16), 16, 1000, 0); }),
+              HasSubstr("a sample of --seq-len 16 needs 17 tokens, there are 16"));
+  DataConfig data;
+  data.paths = {test::case_path("tokens/llmc-10-tokens.bin")};
+  EXPECT_THAT(refusal([&] { SampleSource(data, 16, 50257, 0); }),
+              AllOf(HasSubstr("llmc-10-tokens.bin"), HasSubstr("needs 17 tokens, there are 10")));
+  EXPECT_EQ(SampleSource(data, 9, 50257, 0).training_samples(), 1);
+}
+
+TEST_F(Data, ValidationIsTheLastFraction) {
+  DataConfig data = counting(7 * 20 + 3);
+  data.validation_fraction = 0.15;
+  data.eval_every = 2;
+  const SampleSource source(data, 7, 1000, 0);
+  EXPECT_EQ(source.training_samples(), 17);
+  EXPECT_EQ(source.validation_samples(), 3);
+  // No target is in both; validation begins where training ends.
+  EXPECT_EQ(training(source, 16).targets.back(), 17 * 7);
+  EXPECT_EQ(validation(source, 0).targets.front(), 17 * 7 + 1);
+  EXPECT_THAT(validation(source, 2).inputs, ElementsAre(133, 134, 135, 136, 137, 138, 139));
+  EXPECT_THAT(training(source, 17).inputs, training(source, 0).inputs);  // training never runs into validation
+  EXPECT_THROW(validation(source, 3), std::logic_error);
+  EXPECT_THROW(training(source, -1), std::logic_error);
+}
+
+TEST_F(Data, ValidationNeedsASampleOnEachSide) {
+  DataConfig data = counting(4 * 10 + 1);
+  data.validation_fraction = 0.04;
+  EXPECT_THAT(
+      refusal([&] { SampleSource(data, 4, 1000, 0); }),
+      HasSubstr("--validation-fraction 0.04: of 10 samples (41 tokens, --seq-len 4), 0 would be held out and 10"));
+  data.validation_fraction = 0.96;
+  EXPECT_THAT(refusal([&] { SampleSource(data, 4, 1000, 0); }), HasSubstr("10 would be held out and 0 be trained on"));
+  data.validation_fraction = 0.95;  // rounds to 10 of 10 as well: 9.5 goes away from zero
+  refusal([&] { SampleSource(data, 4, 1000, 0); });
+  data.validation_fraction = 0.94;
+  EXPECT_EQ(SampleSource(data, 4, 1000, 0).training_samples(), 1);
+}
+
+TEST_F(Data, ShuffledVisitsEachSampleOnceAnEpoch) {
+  DataConfig data = counting(3 * 29 + 1);
+  data.order = DataOrder::shuffled;
+  data.validation_fraction = 0.2;
+  const SampleSource source(data, 3, 1000, 5);
+  const std::int64_t n = source.training_samples();
+  ASSERT_EQ(n, 23);
+  std::vector<std::vector<std::int64_t>> epochs;
+  for (std::int64_t epoch = 0; epoch < 3; ++epoch) {
+    std::vector<std::int64_t> order;
+    for (std::int64_t i = 0; i < n; ++i) order.push_back(source.stream_sample(epoch * n + i));
+    EXPECT_EQ(std::set<std::int64_t>(order.begin(), order.end()).size(), static_cast<std::size_t>(n));
+    EXPECT_LT(*std::max_element(order.begin(), order.end()), n);
+    epochs.push_back(order);
+  }
+  EXPECT_NE(epochs[0], epochs[1]);
+  EXPECT_NE(epochs[1], epochs[2]);
+  // A pure function of seed and index: the same in another object, another order with another seed.
+  const SampleSource again(data, 3, 1000, 5);
+  const SampleSource other(data, 3, 1000, 6);
+  std::vector<std::int64_t> same;
+  std::vector<std::int64_t> different;
+  for (std::int64_t i = 0; i < n; ++i) {
+    same.push_back(again.stream_sample(n + i));
+    different.push_back(other.stream_sample(n + i));
+  }
+  EXPECT_EQ(same, epochs[1]);
+  EXPECT_NE(different, epochs[1]);
+  EXPECT_EQ(training(source, 2).inputs.front(), 3 * epochs[0][2]);
+}
+
+TEST_F(Data, MaskToken) {
+  const std::vector<std::uint16_t> ids = {5, 2, 5, 7, 5, 5, 1};
+  DataConfig data;
+  data.paths = {folder_.write("m.bin", bytes_of(ids))};
+  data.mask_token = 5;
+  const SampleSource source(data, 3, 8, 0);
+  EXPECT_THAT(training(source, 0).inputs, ElementsAre(5, 2, 5));
+  EXPECT_THAT(training(source, 0).targets, ElementsAre(2, -100, 7));
+  EXPECT_THAT(training(source, 1).targets, ElementsAre(-100, -100, 1));
+}
+
+TEST_F(Data, MaskFileBelongsToTheTargetsPosition) {
+  DataConfig data = counting(11);
+  data.validation_fraction = 1.0 / 3;
+  data.mask_token = 2;
+  std::string mask(11, '\1');
+  mask[0] = '\0';  // no target lies here
+  mask[3] = mask[4] = mask[8] = '\0';
+  mask[5] = '\xff';  // any byte but 0 counts
+  data.mask_file = folder_.write("mask", mask);
+  const SampleSource source(data, 3, 100, 0);
+  EXPECT_THAT(training(source, 0).inputs, ElementsAre(0, 1, 2));
+  EXPECT_THAT(training(source, 0).targets, ElementsAre(1, -100, -100));  // 2 by the token, 3 by the file
+  EXPECT_THAT(training(source, 1).targets, ElementsAre(-100, 5, 6));
+  EXPECT_THAT(validation(source, 0).targets, ElementsAre(7, -100, 9));
+}
+
+TEST_F(Data, AllReasonsAtOnce) {
+  DataConfig data = counting(11);
+  data.validation_fraction = 1;
+  data.mask_token = 50;
+  data.mask_file = folder_.write("mask", "1234567");
+  data.eval_every = -1;
+  EXPECT_THAT(refusal([&] { SampleSource(data, 16, 9, 0); }),
+              AllOf(HasSubstr("--validation-fraction 1.0: must be at least 0 and below 1"),
+                    HasSubstr("--mask-token 50: must be an id of the vocabulary, 0 to 8"),
+                    HasSubstr("holds 7 bytes, the data 11 tokens"), HasSubstr("token 9 (byte 18) has id 9"),
+                    HasSubstr("--eval-every -1"), HasSubstr("needs 17 tokens, there are 11")));
+  data = counting(11);
+  data.paths.push_back(folder_ / "none");
+  data.mask_file = folder_ / "no-mask";
+  data.eval_every = 3;
+  data.validation_fraction = 0;
+  EXPECT_THAT(refusal([&] { SampleSource(data, 0, 9, 0); }),
+              AllOf(HasSubstr("none: cannot be opened"), HasSubstr("no-mask: cannot be opened"),
+                    HasSubstr("--seq-len 0: must be at least 1"),
+                    HasSubstr("--eval-every 3: needs --validation-fraction above 0")));
+}
+
+TEST_F(Data, ManyThreadsReadOneSource) {
+  DataConfig data = counting(5 * 64 + 1);
+  data.order = DataOrder::shuffled;
+  const SampleSource source(data, 5, 1000, 1);
+  std::vector<std::vector<std::int32_t>> firsts(4);
+  std::vector<std::thread> threads;
+  for (auto& first : firsts) {
+    threads.emplace_back([&] {
+      for (std::int64_t i = 0; i < 128; ++i) first.push_back(training(source, i).inputs.front());
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (const auto& first : firsts) EXPECT_EQ(first, firsts[0]);
+}
+
+}  // namespace
+}  // namespace cuboid
