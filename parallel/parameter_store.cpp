@@ -1,89 +1,90 @@
 #include "cuboid/parallel/parameter_store.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "cuboid/core/random.h"
+#include "cuboid/kernels/kernels.h"
 
 namespace cuboid {
 namespace {
 
-std::int64_t padded(std::int64_t elements) {
-  return (elements + ParameterStore::kAlignment - 1) / ParameterStore::kAlignment * ParameterStore::kAlignment;
-}
-
-template <typename T>
-void initialize_values(const Parameter& parameter, std::uint64_t seed, int rank, int size) {
-  const ParameterInfo& info = *parameter.info;
-  T* out = parameter.value.data<T>();
-  if (info.initializer != Initializer::normal) {
-    const T value = info.initializer == Initializer::ones ? T{1} : T{0};
-    std::fill(out, out + parameter.value.elements(), value);
-    return;
-  }
-  // A tied parameter starts from the very numbers of its partner.
-  const std::string& identity = info.tied_with.empty() ? info.name : info.tied_with;
-  const std::uint64_t key = mix_key(mix_key(seed, name_key("initialize")), name_key(identity));
-  for (const Run& run : shard_runs(info, rank, size)) {
-    for (std::int64_t i = 0; i < run.count; ++i) {
-      out[run.local + i] = static_cast<T>(info.init_std * normal_of(key, static_cast<std::uint64_t>(run.global + i)));
-    }
-  }
-}
+void fill_zero(const Tensor& tensor) { std::memset(tensor.raw(), 0, tensor.bytes()); }
 
 }  // namespace
 
 ParameterStore::ParameterStore(const Device& device, const ParameterTable& table,
-                               const std::vector<StageBlocks>& stages, int tp_rank, int tp_size, DType dtype)
-    : tp_rank_(tp_rank), tp_size_(tp_size) {
-  std::int64_t gradient_elements = 0;
-  std::int64_t value_elements = 0;
-  const auto lives_here = [&](const std::string& name) {
-    const int block = table.at(name).block;
-    for (const auto& s : stages) {
-      if (block >= s.begin && block < s.end) return true;
-    }
-    return false;
-  };
-  struct Place {
-    const ParameterInfo* info;
-    std::int64_t value, gradient;
-    bool shared;
-  };
-  std::vector<std::vector<Place>> places;
-  std::vector<std::int64_t> first_gradient;
-  for (const auto& s : stages) {
-    places.emplace_back();
-    first_gradient.push_back(gradient_elements);
-    for (const auto& info : table.rows()) {
-      if (info.block < s.begin || info.block >= s.end) continue;
-      const std::int64_t elements = padded(shard_shape(info, tp_rank, tp_size).elements());
-      const bool shared = !info.tied_with.empty() && lives_here(info.tied_with);
-      places.back().push_back({&info, value_elements, gradient_elements, shared});
-      gradient_elements += elements;
-      value_elements += shared ? 0 : elements;
-    }
-  }
-  const Tensor values = device.zeros({value_elements}, dtype, Category::parameters);
-  gradients_ = device.zeros({gradient_elements}, dtype, Category::gradients);
-  first_gradient.push_back(gradient_elements);
-
-  for (std::size_t s = 0; s < stages.size(); ++s) {
-    StageParameters stage{stages[s].stage, {}, {}};
-    stage.gradients = gradients_.narrow(first_gradient[s], first_gradient[s + 1] - first_gradient[s]);
-    for (const Place& place : places[s]) {
-      const Shape shape = shard_shape(*place.info, tp_rank, tp_size);
+                               const std::vector<StageBlocks>& stages, int tp_rank, int tp_size, Communicator& data,
+                               const Options& options)
+    : device_(device), options_(options), tp_rank_(tp_rank), tp_size_(tp_size), data_(data) {
+  const int parts = options.zero > 0 ? data.size() : 1;
+  for (BucketLayout& layout : lay_out_buckets(table, stages, tp_rank, tp_size, parts, options.bucket_bytes)) {
+    ParameterBucket& bucket = buckets_.emplace_back();
+    bucket.layout = std::move(layout);
+    bucket.owned_part = parts > 1 ? data.rank() : 0;
+    for (const ParameterPlace& place : bucket.layout.places) {
       Parameter& made = storage_.emplace_back();
       made.info = place.info;
-      if (!place.shared) made.value = values.narrow(place.value, shape.elements()).reshape(shape);
-      made.gradient = gradients_.narrow(place.gradient, shape.elements()).reshape(shape);
+      bucket.parameters.push_back(&made);
       by_name_[place.info->name] = &made;
-      all_.push_back(&made);
-      stage.parameters.push_back(&made);
+      bucket_of_[&made] = &bucket;
     }
-    stages_.push_back(std::move(stage));
   }
-  for (Parameter& p : storage_) {
-    if (!p.value.defined()) p.value = by_name_.at(p.info->tied_with)->value;
+  for (const ParameterInfo& info : table.rows()) {
+    if (Parameter* p = find(info.name)) all_.push_back(p);
+  }
+  for (ParameterBucket& bucket : buckets_) allocate(bucket);
+}
+
+Tensor ParameterStore::owned_part(const ParameterBucket& bucket, const Tensor& whole) const {
+  return whole.narrow(bucket.owned_begin(), bucket.layout.part_elements());
+}
+
+void ParameterStore::allocate(ParameterBucket& bucket) {
+  const BucketLayout& layout = bucket.layout;
+  const DType gradient_type = options_.dtype == DType::float64 ? DType::float64 : DType::float32;
+  if (!layout.shares_values) {
+    if (options_.zero < 3) {
+      bucket.values = device_.zeros({layout.elements}, options_.dtype, Category::parameters);
+      bucket.value_shard = owned_part(bucket, bucket.values);
+    } else {
+      bucket.value_shard = device_.zeros({layout.part_elements()}, options_.dtype, Category::parameters);
+    }
+    bucket.master = options_.dtype == DType::bfloat16
+                        ? device_.zeros({layout.part_elements()}, DType::float32, Category::optimizer)
+                        : bucket.value_shard;
+  }
+  if (options_.zero < 2) {
+    bucket.gradients = device_.zeros({layout.elements}, gradient_type, Category::gradients);
+    bucket.gradient_shard = owned_part(bucket, bucket.gradients);
+    attach_gradients(bucket);
+  } else {
+    bucket.gradient_shard = device_.zeros({layout.part_elements()}, gradient_type, Category::gradients);
+  }
+  attach_values(bucket);
+}
+
+void ParameterStore::attach_values(ParameterBucket& bucket) {
+  for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
+    Parameter& p = *bucket.parameters[i];
+    const ParameterPlace& place = bucket.layout.places[i];
+    if (bucket.layout.shares_values) continue;  // attached with its partner
+    p.value = bucket.values.defined()
+                  ? bucket.values.narrow(place.offset, place.shape.elements()).reshape(place.shape)
+                  : Tensor();
+    for (Parameter& other : storage_) {
+      if (other.info->tied_with == p.info->name) other.value = p.value;
+    }
+  }
+}
+
+void ParameterStore::attach_gradients(ParameterBucket& bucket) {
+  for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
+    const ParameterPlace& place = bucket.layout.places[i];
+    bucket.parameters[i]->gradient =
+        bucket.gradients.defined()
+            ? bucket.gradients.narrow(place.offset, place.shape.elements()).reshape(place.shape)
+            : Tensor();
   }
 }
 
@@ -92,23 +93,127 @@ Parameter* ParameterStore::find(std::string_view name) const {
   return found == by_name_.end() ? nullptr : found->second;
 }
 
-bool ParameterStore::shares_values(const Parameter& parameter) const {
-  return !parameter.info->tied_with.empty() && find(parameter.info->tied_with) != nullptr;
+OwnedStretch ParameterStore::owned(const Parameter& parameter) const {
+  const ParameterBucket& bucket = bucket_of(parameter);
+  const auto index = std::find(bucket.parameters.begin(), bucket.parameters.end(), &parameter);
+  const ParameterPlace& place = bucket.layout.places[static_cast<std::size_t>(index - bucket.parameters.begin())];
+  const std::int64_t first = bucket.owned_begin();
+  const std::int64_t begin = std::clamp<std::int64_t>(first - place.offset, 0, place.shape.elements());
+  const std::int64_t end =
+      std::clamp<std::int64_t>(first + bucket.layout.part_elements() - place.offset, 0, place.shape.elements());
+  return {begin, end - begin, place.offset + begin - first};
 }
 
 void ParameterStore::zero_gradients() {
-  std::memset(gradients_.raw(), 0, gradients_.bytes());
+  for (ParameterBucket& bucket : buckets_) {
+    if (bucket.gradients.defined()) fill_zero(bucket.gradients);
+    if (options_.zero >= 2) fill_zero(bucket.gradient_shard);
+  }
+}
+
+void ParameterStore::acquire_gradient(Parameter& parameter) {
+  ParameterBucket& bucket = bucket_of(parameter);
+  if (bucket.gradients.defined()) return;
+  bucket.gradients =
+      device_.zeros({bucket.layout.elements}, bucket.gradient_shard.dtype(), Category::communication);
+  attach_gradients(bucket);
+}
+
+void ParameterStore::release_gradient(ParameterBucket& bucket) {
+  CUBOID_CHECK(options_.zero >= 2, "whole gradients are kept");
+  bucket.gradients = Tensor();
+  attach_gradients(bucket);
+}
+
+// Buckets whose values a stage computes with: its own, and the embedding's for a tied head.
+std::vector<ParameterBucket*> ParameterStore::value_buckets(int stage) {
+  std::vector<ParameterBucket*> used;
+  for (ParameterBucket& bucket : buckets_) {
+    if (bucket.layout.stage != stage) continue;
+    ParameterBucket* owner =
+        bucket.layout.shares_values ? &bucket_of(*find(bucket.parameters.front()->info->tied_with)) : &bucket;
+    if (std::find(used.begin(), used.end(), owner) == used.end()) used.push_back(owner);
+  }
+  return used;
+}
+
+void ParameterStore::unshard(int stage) {
+  if (options_.zero < 3) return;
+  for (ParameterBucket* bucket : value_buckets(stage)) {
+    if (bucket->users++ > 0) continue;
+    bucket->values = device_.empty({bucket->layout.elements}, options_.dtype, Category::communication);
+    bucket->gather = data_.all_gather(bucket->value_shard, bucket->values);
+  }
+}
+
+void ParameterStore::await_values(int stage) {
+  if (options_.zero < 3) return;
+  for (ParameterBucket* bucket : value_buckets(stage)) {
+    CUBOID_CHECK(bucket->users > 0, "stage " + std::to_string(stage) + " computes while it is sharded");
+    bucket->gather.wait();
+    attach_values(*bucket);
+  }
+}
+
+void ParameterStore::reshard(int stage) {
+  if (options_.zero < 3) return;
+  for (ParameterBucket* bucket : value_buckets(stage)) {
+    CUBOID_CHECK(bucket->users > 0, "stage " + std::to_string(stage) + " is freed twice");
+    if (--bucket->users > 0) continue;
+    bucket->gather.wait();
+    bucket->values = Tensor();
+    attach_values(*bucket);
+  }
+}
+
+void ParameterStore::write_values(const Parameter& parameter, std::int64_t begin, std::int64_t count,
+                                  const float* numbers) {
+  const ParameterBucket& bucket = bucket_of(parameter);
+  if (parameter.value.defined()) {
+    kernels::convert(device_, numbers, parameter.value.reshape({parameter.value.elements()}).narrow(begin, count));
+  }
+  const OwnedStretch own = owned(parameter);
+  const std::int64_t first = std::max(begin, own.begin);
+  const std::int64_t end = std::min(begin + count, own.begin + own.count);
+  if (first >= end) return;
+  const std::int64_t at = own.at + first - own.begin;
+  for (const Tensor* target : {&bucket.master, &bucket.value_shard}) {
+    kernels::convert(device_, numbers + (first - begin), target->narrow(at, end - first));
+  }
 }
 
 void ParameterStore::initialize(std::uint64_t seed) {
+  std::vector<float> numbers;
   for (const Parameter& p : storage_) {
     if (shares_values(p)) continue;
-    if (p.value.dtype() == DType::float64) {
-      initialize_values<double>(p, seed, tp_rank_, tp_size_);
-    } else {
-      initialize_values<float>(p, seed, tp_rank_, tp_size_);
+    const ParameterInfo& info = *p.info;
+    // A tied parameter starts from the very numbers of its partner.
+    const std::string& identity = info.tied_with.empty() ? info.name : info.tied_with;
+    const std::uint64_t key = mix_key(mix_key(seed, name_key("initialize")), name_key(identity));
+    for (const Run& run : shard_runs(info, tp_rank_, tp_size_)) {
+      numbers.assign(static_cast<std::size_t>(run.count), info.initializer == Initializer::ones ? 1.0F : 0.0F);
+      if (info.initializer == Initializer::normal) {
+        for (std::int64_t i = 0; i < run.count; ++i) {
+          numbers[static_cast<std::size_t>(i)] =
+              static_cast<float>(info.init_std * normal_of(key, static_cast<std::uint64_t>(run.global + i)));
+        }
+      }
+      write_values(p, run.local, run.count, numbers.data());
     }
   }
+}
+
+void ParameterStore::publish() {
+  const bool gather = options_.zero > 0 && options_.zero < 3 && data_.size() > 1;
+  std::vector<Work> gathers;
+  for (ParameterBucket& bucket : buckets_) {
+    if (bucket.layout.shares_values) continue;
+    if (bucket.master.raw() != bucket.value_shard.raw()) {
+      kernels::convert(device_, bucket.master.data<float>(), bucket.value_shard);
+    }
+    if (gather) gathers.push_back(data_.all_gather(bucket.value_shard, bucket.values));
+  }
+  for (Work& work : gathers) work.wait();
 }
 
 }  // namespace cuboid

@@ -1,28 +1,10 @@
 #include "kernels/body/optimizer.h"
 
-#include <vector>
-
 #include "cuboid/kernels/kernels.h"
 
 #include "kernels/cpu/launch.h"
 
 namespace cuboid::kernels {
-
-double sum_of_squares(const Device&, const Tensor& x) {
-  constexpr std::int64_t kBlock = 4096;
-  const std::int64_t n = x.elements();
-  std::vector<double> blocks(static_cast<std::size_t>((n + kBlock - 1) / kBlock));
-  with_real(x, [&]<typename T>(T) {
-    const T* xs = x.data<T>();
-    double* sums = blocks.data();
-    parallel_chunks(n, kBlock, [=](std::int64_t first, std::int64_t count) {
-      sums[first / kBlock] = body::square_sum_block(body::OneLane{}, count, xs + first);
-    });
-  });
-  double total = 0;
-  for (const double block : blocks) total += block;
-  return total;
-}
 
 void adamw(const Device&, const AdamW& options, const Tensor& gradient, const Tensor& weight, const Tensor& m,
            const Tensor& v) {

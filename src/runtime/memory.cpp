@@ -9,7 +9,8 @@
 namespace cuboid {
 namespace {
 
-constexpr std::size_t kAlignment = 64;
+// A line of the gradient norm (kernels::add_squares), and what CUDA's allocator gives.
+constexpr std::size_t kAlignment = 256;
 
 // Free blocks by capacity, shared by all ranks of the process: a buffer handed from rank to rank ends anywhere.
 class Pool {

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "cuboid/core/exact_sum.h"
 #include "cuboid/runtime/device.h"
 
 namespace cuboid::kernels {
@@ -61,6 +62,8 @@ void swiglu_gradient(const Device& device, const Tensor& dy, const Tensor& gate_
 void add(const Device& device, const Tensor& a, const Tensor& b, const Tensor& c);
 /// y (…,n) = x + bias (n) in every row; y may be x.
 void add_bias(const Device& device, const Tensor& x, const Tensor& bias, const Tensor& y);
+/// out = numbers, rounded to out's element type (float32, float64 or bfloat16). `numbers` may be out's memory.
+void convert(const Device& device, const float* numbers, const Tensor& out);
 /// t *= factor.
 void scale(const Device& device, const Tensor& t, double factor);
 
@@ -137,8 +140,9 @@ void cross_entropy_gradient(const Device& device, const Tensor& logits, const Te
 
 // ---------------------------------------------------------------- optimizer
 
-/// Σ x² in double over fixed blocks of 4096 elements in order, so the result depends on the values only.
-double sum_of_squares(const Device& device, const Tensor& x);
+/// Adds Σ x² to an exact sum: squares are added in double within lines of 256 bytes of memory (in a fixed order), and
+/// exactly from there on. Buffers and parts of buckets begin at lines, so how a bucket is cut changes no bit.
+void add_squares(const Device& device, const Tensor& x, ExactSum& sum);
 
 struct AdamW {
   double lr, beta1, beta2, eps, weight_decay;

@@ -1,65 +1,122 @@
-// A rank's shards of the parameters of its pipeline stages, in flat buffers: values in one, float32 gradients in
-// another, both in the table's order, so that gradients are reduced in large pieces and memory is known before it is
-// allocated.
+// A rank's parameters: values, gradients and master copies of its pipeline stages in buckets, whole or sharded over the
+// data axis as the ZeRO stage says (arXiv 1910.02054). Who may touch what, and when, is decided here; who computes, in
+// ops; who sends, in gradients.h.
+//
+//   ZeRO   values        gradients     master, moments
+//   0      whole         whole         whole
+//   1      whole         whole         shard
+//   2      whole         shard         shard
+//   3      shard         shard         shard
+//
+// A sharded value or gradient exists whole only for a while: between gather and free, or while one micro-batch's gradient
+// is formed. Those copies count as communication memory.
 #pragma once
 
 #include <deque>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "cuboid/comm/communicator.h"
 #include "cuboid/ops/tape.h"
-#include "cuboid/value/parameter_table.h"
+#include "cuboid/parallel/parameter_layout.h"
 
 namespace cuboid {
 
-/// The parameters of one stage: a run of rows of the store.
-struct StageParameters {
-  int stage = 0;
-  std::vector<Parameter*> parameters;  ///< in table order
-  Tensor gradients;                    ///< their gradients as one flat tensor, padding included (zeros)
+struct ParameterBucket {
+  BucketLayout layout;
+  std::vector<Parameter*> parameters;  ///< one a place
+  Tensor values;                       ///< (elements); undefined while only the shard exists
+  Tensor value_shard;                  ///< (part), own part of the values; with ZeRO 3 memory of its own
+  Tensor gradients;                    ///< (elements) float32; undefined while only the shard exists
+  Tensor gradient_shard;               ///< (part), own part of the gradients; from ZeRO 2 on memory of its own
+  Tensor master;                       ///< (part) float32 values that the optimizer updates; value_shard if that is float32
+  Work gather;                         ///< of the values, in flight
+  int users = 0;                       ///< ZeRO 3: stages that have gathered the values and not yet freed them
+  /// First element of the owned part.
+  std::int64_t owned_begin() const { return owned_part * layout.part_elements(); }
+  int owned_part = 0;
+};
+
+/// A stretch of a parameter's shard that this rank owns over the data axis: elements [begin, begin + count) of the shard,
+/// which lie at `at` in the bucket's owned part.
+struct OwnedStretch {
+  std::int64_t begin = 0;
+  std::int64_t count = 0;
+  std::int64_t at = 0;
 };
 
 class ParameterStore {
  public:
-  /// Elements between the starts of neighbouring parameters are rounded up to this many (64 bytes of float32).
-  static constexpr std::int64_t kAlignment = 16;
-
-  /// @param blocks_of_stage  for each stage of this rank, ascending: its number and its blocks [begin, end)
-  struct StageBlocks {
-    int stage = 0;
-    int begin = 0;
-    int end = 0;
+  struct Options {
+    DType dtype = DType::float32;  ///< of the values
+    int zero = 0;
+    std::int64_t bucket_bytes = 4 << 20;
   };
-  /// Allocates (values uninitialised, gradients zero). A tied parameter shares the values of its partner when that
-  /// lives on this rank, but has a gradient of its own: the two uses are added once, at the end of the step.
+  /// Allocates what the ZeRO stage keeps for the whole run; values undefined, gradients zero.
+  /// @param data  the data-parallel group; parts of buckets are its ranks'
   ParameterStore(const Device& device, const ParameterTable& table, const std::vector<StageBlocks>& stages, int tp_rank,
-                 int tp_size, DType dtype);
+                 int tp_size, Communicator& data, const Options& options);
 
-  std::vector<StageParameters>& stages() { return stages_; }
+  std::deque<ParameterBucket>& buckets() { return buckets_; }
+  const std::deque<ParameterBucket>& buckets() const { return buckets_; }
   /// All parameters of this rank in table order.
   const std::vector<Parameter*>& all() const { return all_; }
   /// Null if the parameter does not live on this rank.
   Parameter* find(std::string_view name) const;
+  ParameterBucket& bucket_of(const Parameter& parameter) const { return *bucket_of_.at(&parameter); }
+  /// What of the parameter this rank owns: all of it without sharding; count may be 0.
+  OwnedStretch owned(const Parameter& parameter) const;
   /// True if the values are those of another parameter on this rank.
-  bool shares_values(const Parameter& parameter) const;
+  bool shares_values(const Parameter& parameter) const { return bucket_of(parameter).layout.shares_values; }
+
   int tp_rank() const { return tp_rank_; }
   int tp_size() const { return tp_size_; }
-  /// Gradients to zero: the start of a step.
-  void zero_gradients();
+  int zero() const { return options_.zero; }
+  /// True if ranks of the data axis own different parts of the optimizer's state: sums over owned parts must be added
+  /// over the data axis.
+  bool sharded() const { return options_.zero > 0 && data_.size() > 1; }
+  Communicator& data() const { return data_; }
 
+  /// Starts a step: gradients to zero.
+  void zero_gradients();
+  /// Makes the parameter's gradient exist, zero where it is new: before something is added to it.
+  void acquire_gradient(Parameter& parameter);
+  /// From ZeRO 2 on: frees the whole bucket's gradient, whose sum now lies in the shard.
+  void release_gradient(ParameterBucket& bucket);
+
+  /// ZeRO 3: starts to gather a stage's values / waits for them / frees them. Nothing to do otherwise.
+  void unshard(int stage);
+  void await_values(int stage);
+  void reshard(int stage);
+
+  /// Values from float32 numbers: elements [begin, begin + count) of the parameter's shard, and the master copy of those
+  /// owned here.
+  void write_values(const Parameter& parameter, std::int64_t begin, std::int64_t count, const float* numbers);
   /// Fills the values from the parameters' initialisers: each element a function of seed, name and global index.
   void initialize(std::uint64_t seed);
+  /// After the optimizer has changed the masters: values of the compute type, whole on every rank that keeps them whole.
+  void publish();
 
  private:
-  std::deque<Parameter> storage_;
-  std::vector<Parameter*> all_;
-  std::map<std::string, Parameter*, std::less<>> by_name_;
-  std::vector<StageParameters> stages_;
-  Tensor gradients_;
+  void allocate(ParameterBucket& bucket);
+  std::vector<ParameterBucket*> value_buckets(int stage);
+  void attach_values(ParameterBucket& bucket);
+  void attach_gradients(ParameterBucket& bucket);
+  Tensor owned_part(const ParameterBucket& bucket, const Tensor& whole) const;
+
+  Device device_;
+  Options options_;
   int tp_rank_;
   int tp_size_;
+  Communicator& data_;
+  std::deque<Parameter> storage_;
+  std::deque<ParameterBucket> buckets_;
+  std::vector<Parameter*> all_;
+  std::map<std::string, Parameter*, std::less<>> by_name_;
+  std::map<const Parameter*, ParameterBucket*> bucket_of_;
 };
 
 }  // namespace cuboid

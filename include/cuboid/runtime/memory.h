@@ -37,7 +37,7 @@ class MemoryAccount {
 /// same sizes again and again, and fresh pages from the kernel would cost more than the kernels that fill them.
 class Buffer {
  public:
-  /// Uninitialised memory, 64-byte aligned. `bytes` are counted exactly. @throws std::bad_alloc
+  /// Uninitialised memory, 256-byte aligned. `bytes` are counted exactly. @throws std::bad_alloc
   Buffer(std::shared_ptr<MemoryAccount> account, Category category, std::size_t bytes);
   ~Buffer();
   Buffer(const Buffer&) = delete;

@@ -1,0 +1,46 @@
+// Where a rank's parameters lie: buckets of neighbouring parameters, and each bucket's cut over the data axis. Pure
+// arithmetic on the table, so that planned memory is allocated memory.
+#pragma once
+
+#include <vector>
+
+#include "cuboid/value/parameter_table.h"
+
+namespace cuboid {
+
+/// Blocks [begin, end) of the model that a stage of this rank holds: 0 embedding, 1…L layers, L+1 head.
+struct StageBlocks {
+  int stage = 0;
+  int begin = 0;
+  int end = 0;
+};
+
+/// A parameter in its bucket.
+struct ParameterPlace {
+  const ParameterInfo* info = nullptr;  ///< row of the table
+  Shape shape;                          ///< this rank's shard over the tensor axis
+  std::int64_t offset = 0;              ///< of its first element in the bucket
+};
+
+/// Parameters that are reduced and gathered together: one flat range of elements. Part r of `parts` equal parts belongs to
+/// data-parallel rank r when optimizer state, gradients or values are sharded.
+struct BucketLayout {
+  /// Parameters start at, and parts are multiples of, this many elements: 256 bytes of float32, the unit of the norm.
+  static constexpr std::int64_t kAlignment = 64;
+
+  int stage = 0;
+  std::vector<ParameterPlace> places;  ///< in table order
+  std::int64_t elements = 0;           ///< with padding; a multiple of parts · kAlignment
+  int parts = 1;
+  bool shares_values = false;  ///< a tied parameter whose partner's values live on this rank too
+  std::int64_t part_elements() const { return elements / parts; }
+};
+
+/// A stage's buckets in the order in which backward completes them: the last parameters first. A bucket is closed when it
+/// holds `bucket_bytes` of float32. A parameter with a tied partner is a bucket of its own, so that both cut alike.
+/// Uneven shards (vocabulary) take the space of the largest, so that all ranks of a tensor group cut alike.
+/// @pre the table outlives the layout
+std::vector<BucketLayout> lay_out_buckets(const ParameterTable& table, const std::vector<StageBlocks>& stages,
+                                          int tp_rank, int tp_size, int parts, std::int64_t bucket_bytes);
+
+}  // namespace cuboid

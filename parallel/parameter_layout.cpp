@@ -1,0 +1,66 @@
+#include "cuboid/parallel/parameter_layout.h"
+
+#include <algorithm>
+
+namespace cuboid {
+namespace {
+
+std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+// Space of a parameter in its bucket: that of the largest shard of its tensor group.
+std::int64_t space_of(const ParameterInfo& info, int tp_size) {
+  std::int64_t largest = 0;
+  for (int rank = 0; rank < tp_size; ++rank) {
+    largest = std::max(largest, shard_shape(info, rank, tp_size).elements());
+  }
+  return round_up(largest, BucketLayout::kAlignment);
+}
+
+bool has_twin(const ParameterTable& table, const ParameterInfo& info) {
+  return !info.tied_with.empty() || std::any_of(table.rows().begin(), table.rows().end(),
+                                                [&](const auto& other) { return other.tied_with == info.name; });
+}
+
+}  // namespace
+
+std::vector<BucketLayout> lay_out_buckets(const ParameterTable& table, const std::vector<StageBlocks>& stages,
+                                          int tp_rank, int tp_size, int parts, std::int64_t bucket_bytes) {
+  const auto lives_here = [&](const std::string& name) {
+    const int block = table.at(name).block;
+    return std::any_of(stages.begin(), stages.end(), [&](const auto& s) { return block >= s.begin && block < s.end; });
+  };
+  std::vector<BucketLayout> buckets;
+  for (const StageBlocks& stage : stages) {
+    BucketLayout open;
+    const auto close = [&] {
+      if (open.places.empty()) return;
+      open.elements = round_up(open.elements, parts * BucketLayout::kAlignment);
+      buckets.push_back(std::move(open));
+      open = {};
+    };
+    for (auto row = table.rows().rbegin(); row != table.rows().rend(); ++row) {
+      if (row->block < stage.begin || row->block >= stage.end) continue;
+      const bool alone = has_twin(table, *row);
+      if (alone) close();
+      open.stage = stage.stage;
+      open.parts = parts;
+      open.shares_values = !row->tied_with.empty() && lives_here(row->tied_with);
+      open.places.push_back({&*row, shard_shape(*row, tp_rank, tp_size), open.elements});
+      open.elements += space_of(*row, tp_size);
+      if (alone || open.elements * 4 >= bucket_bytes) close();
+    }
+    close();
+  }
+  // Walked from the last parameter to the first: turn the places round, so that offsets ascend in table order.
+  for (BucketLayout& bucket : buckets) {
+    std::reverse(bucket.places.begin(), bucket.places.end());
+    std::int64_t offset = 0;
+    for (ParameterPlace& place : bucket.places) {
+      place.offset = offset;
+      offset += space_of(*place.info, tp_size);
+    }
+  }
+  return buckets;
+}
+
+}  // namespace cuboid
