@@ -47,7 +47,11 @@ ModelConfig checked_model(const RunConfig& run, Problems& problems) {
   } else {
     collect(problems, [&] { model = load_model(run.model); });
   }
-  if (model) check_run(*model, run, problems);
+  if (model) {
+    check_run(*model, run, problems);
+  } else {
+    check_settings(run, problems);
+  }
   check_outputs(run, problems);
   if (problems.empty()) return *model;
   // The request is refused: say what is wrong with its files too. (train() says so where nothing else is wrong.)
@@ -74,15 +78,15 @@ std::string grid_text(const Grid& grid) {
 }
 
 void announce(const RunConfig& run, const ModelConfig& model, const RunStart& start) {
-  log::info(fmt::format("{}: {} parameters on {}", model.name, human_count(static_cast<double>(start.params)),
+  log::info(fmt::format("{}, {} parameters, on {}", model.name, human_count(static_cast<double>(start.params)),
                         grid_text(run.grid)));
-  log::info(fmt::format("{} training samples of {} tokens, {} for validation; {} samples a step", start.train_samples,
-                        run.seq_len, start.validation_samples, run.global_batch));
-  if (run.grid.degree(Axis::pp) > 1) {
-    log::info(fmt::format("layers by stage: {} ({}); {} with {} micro-batches has a bubble of {:.0f} %",
-                          fmt::join(start.stage_layers, " + "), start.stages_balanced ? "balanced by cost" : "as given",
-                          run.schedule, start.micro_batches, 100 * start.schedule_bubble));
-  }
+  log::info(fmt::format("{} samples of {} tokens to train on, {} to validate", start.train_samples, run.seq_len,
+                        start.validation_samples));
+  if (run.grid.degree(Axis::pp) == 1) return;
+  log::info(fmt::format("layers of each stage: {} ({})", fmt::join(start.stage_layers, ", "),
+                        start.stages_balanced ? "balanced by cost" : "as given"));
+  log::info(fmt::format("{} with {} micro-batches: bubble {:.0f} %", run.schedule, start.micro_batches,
+                        100 * start.schedule_bubble));
 }
 
 TrainResult run_training(const RunConfig& run, const ModelConfig& model) {

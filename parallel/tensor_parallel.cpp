@@ -67,7 +67,7 @@ Var row_linear(Tape& tape, const TensorParallel& tp, const Var& x, Parameter& we
   const Tensor partial = with_columns(tape.device(), x.value(), weight.value.dim(0));
   kernels::matmul(tape.device(), x.value(), weight.value, partial, {.transpose_b = true});
   Tensor y = reduce_partial(tape.device(), tp, partial);
-  const Var product = tape.record(
+  Var product = tape.record(
       std::move(y), {x.slot()}, {&weight}, [tp, slot = x.slot(), x = x.value(), &weight](Tape& t, Tensor dy) {
         const Device& device = t.device();
         const Tensor full = tp.splits_sequence() ? gather_sequence(device, tp, dy) : dy;
@@ -81,7 +81,7 @@ Var row_linear(Tape& tape, const TensorParallel& tp, const Var& x, Parameter& we
         });
       });
   // After the reduction, so that it counts once and not tp times.
-  return bias ? ops::add_bias(tape, product, *bias) : product;
+  return bias ? ops::add_bias(tape, std::move(product), *bias) : product;
 }
 
 Var vocabulary_parallel_embedding(Tape& tape, const TensorParallel& tp, const Tensor& tokens, Parameter& table,

@@ -130,7 +130,7 @@ Var dropout_add(Tape& tape, const Var& x, const Var& residual, const kernels::Dr
                      });
 }
 
-Var add_bias(Tape& tape, const Var& x, Parameter& bias) {
+Var add_bias(Tape& tape, Var x, Parameter& bias) {
   const Tensor y = x.value().unique() ? x.value() : like(tape, x.value());
   kernels::add_bias(tape.device(), x.value(), bias.value, y);
   return tape.record(y, {x.slot()}, {&bias}, [slot = x.slot(), &bias](Tape& t, Tensor dy) {

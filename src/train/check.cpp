@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -57,9 +58,7 @@ void check_axes_of_this_version(const RunConfig& run, Problems& problems) {
   }
 }
 
-void check_pipeline(const ModelConfig& model, const RunConfig& run, Problems& problems) {
-  const int pp = run.grid.degree(Axis::pp);
-  const std::int64_t stages = std::int64_t{pp} * run.virtual_stages;
+void check_schedule(const RunConfig& run, Problems& problems) {
   const auto schedules = trainable_schedules();
   if (std::find(schedules.begin(), schedules.end(), run.schedule) == schedules.end()) {
     const auto& known = schedule_names();
@@ -68,41 +67,45 @@ void check_pipeline(const ModelConfig& model, const RunConfig& run, Problems& pr
                              named ? "can be generated, but not yet trained with."
                                    : "no such schedule; did you mean " + nearest(run.schedule, schedules) + "?",
                              join(schedules)));
-  }
-  if (run.virtual_stages != 1) {
+  } else if (run.virtual_stages != 1) {
     problems.add(
         fmt::format("--virtual-stages {}: {} holds one stage a rank; use 1", run.virtual_stages, run.schedule));
-    return;
   }
+  if (std::any_of(run.stage_layers.begin(), run.stage_layers.end(), [](int n) { return n < 1; })) {
+    problems.add(fmt::format("--stage-layers {}: every stage needs at least one layer",
+                             fmt::format("{}", fmt::join(run.stage_layers, ","))));
+  }
+}
+
+void check_stages(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+  const int stages = run.grid.degree(Axis::pp);
   if (stages > model.layers) {
-    problems.add(fmt::format("--pp {}: {} layers cannot fill {} stages; use at most {}", pp, model.layers, stages,
+    problems.add(fmt::format("--pp {}: {} layers cannot fill {} stages; use at most {}", stages, model.layers, stages,
                              model.layers));
   }
   if (run.stage_layers.empty()) return;
   const std::int64_t sum = std::accumulate(run.stage_layers.begin(), run.stage_layers.end(), std::int64_t{0});
-  const std::string given = fmt::format("--stage-layers {}", fmt::join(run.stage_layers, ","));
-  if (static_cast<std::int64_t>(run.stage_layers.size()) != stages) {
-    problems.add(fmt::format("{}: names {} stages; --pp {} makes {}", given, run.stage_layers.size(), pp, stages));
+  const std::string given = "--stage-layers " + fmt::format("{}", fmt::join(run.stage_layers, ","));
+  if (std::cmp_not_equal(run.stage_layers.size(), stages)) {
+    problems.add(fmt::format("{}: names {} stages; --pp {} makes {}", given, run.stage_layers.size(), stages, stages));
   }
   if (sum != model.layers) {
     problems.add(fmt::format("{}: the sum is {}; the model has {} layers", given, sum, model.layers));
   }
-  if (std::any_of(run.stage_layers.begin(), run.stage_layers.end(), [](int n) { return n < 1; })) {
-    problems.add(fmt::format("{}: every stage needs at least one layer", given));
-  }
 }
 
-void check_sequence(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+void check_sequence(const RunConfig& run, Problems& problems) {
   const int tp = run.grid.degree(Axis::tp);
   if (run.seq_len < 1) {
     problems.add(fmt::format("--seq-len {}: must be at least 1", run.seq_len));
-    return;
-  }
-  if (run.sequence_parallel && run.seq_len % tp != 0) {
+  } else if (run.sequence_parallel && run.seq_len % tp != 0) {
     const int below = run.seq_len / tp * tp;
     problems.add(fmt::format("--seq-len {}: --sequence-parallel splits it over {} ranks; use {}{}", run.seq_len, tp,
                              below > 0 ? fmt::format("{} or ", below) : "", std::int64_t{below} + tp));
   }
+}
+
+void check_positions(const ModelConfig& model, const RunConfig& run, Problems& problems) {
   if (model.family == "gpt2" && run.seq_len > model.positions) {
     problems.add(fmt::format("--seq-len {}: the model has a learned embedding for {} positions; use at most {}",
                              run.seq_len, model.positions, model.positions));
@@ -181,15 +184,21 @@ std::vector<std::string> trainable_schedules() {
   return {"gpipe", "1f1b"};
 }
 
-void check_run(const ModelConfig& model, const RunConfig& run, Problems& problems) {
-  check_tensor_degree(model, run, problems);
+void check_settings(const RunConfig& run, Problems& problems) {
   check_axes_of_this_version(run, problems);
-  check_pipeline(model, run, problems);
-  check_sequence(model, run, problems);
+  check_schedule(run, problems);
+  check_sequence(run, problems);
   check_batch(run, problems);
   check_optimizer(run, problems);
   check_data(run, problems);
   check_process(run, problems);
+}
+
+void check_run(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+  check_tensor_degree(model, run, problems);
+  check_stages(model, run, problems);
+  check_positions(model, run, problems);
+  check_settings(run, problems);
 }
 
 std::vector<std::string> doubts_about_run(const ModelConfig& model, const RunConfig& run) {
@@ -216,18 +225,16 @@ std::vector<std::string> doubts_about_run(const ModelConfig& model, const RunCon
 
 std::string alternatives(const std::vector<std::int64_t>& values) {
   constexpr std::size_t kShown = 12;
-  std::string text;
+  std::vector<std::string> words;
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (values.size() > kShown && i == kShown - 2) {
-      text += ", …";
-      i = values.size() - 2;
-      text += fmt::format(" {}", values[i]);
-      continue;
-    }
-    text += i == 0 ? "" : i + 1 == values.size() ? " or " : ", ";
-    text += std::to_string(values[i]);
+    const bool left_out = values.size() > kShown && i >= kShown - 2 && i + 2 < values.size();
+    if (!left_out) words.push_back(std::to_string(values[i]));
+    if (left_out && i == kShown - 2) words.push_back("…");
   }
-  return text;
+  if (words.size() < 2) return join(words);
+  const std::string last = words.back();
+  words.pop_back();
+  return join(words) + " or " + last;
 }
 
 }  // namespace cuboid

@@ -19,8 +19,8 @@ Var add(Tape& tape, const Var& a, const Var& b);
 Var dropout(Tape& tape, const Var& x, const kernels::Dropout& mask);
 /// residual + dropout(x).
 Var dropout_add(Tape& tape, const Var& x, const Var& residual, const kernels::Dropout& mask);
-/// y (…,n) = x + bias, bias (n).
-Var add_bias(Tape& tape, const Var& x, Parameter& bias);
+/// y (…,n) = x + bias, bias (n). An x that is moved in and that nothing else holds is overwritten.
+Var add_bias(Tape& tape, Var x, Parameter& bias);
 
 struct AttentionShape {
   std::int64_t heads = 0;     ///< this rank's query heads

@@ -17,13 +17,17 @@ inline constexpr int kMostRanksPerProcess = 1024;
 /// Pipeline schedules that this version can train with.
 std::vector<std::string> trainable_schedules();
 
-/// Adds every reason why this model cannot be trained by this run, each naming its flag, the value and what is allowed.
+/// Adds the reasons why no model at all could be trained by this run: ranges, and settings that need each other.
+void check_settings(const RunConfig& run, Problems& problems);
+
+/// Adds every reason why this model cannot be trained by this run, each naming its flag, the value and what is allowed:
+/// check_settings, and what the model's dimensions rule out.
 void check_run(const ModelConfig& model, const RunConfig& run, Problems& problems);
 
 /// What is probably not meant, though it can be run.
 std::vector<std::string> doubts_about_run(const ModelConfig& model, const RunConfig& run);
 
-/// "1, 2 or 4"; long lists are cut in the middle: "1, 2, 3, … 96 or 128".
+/// "1, 2 or 4"; long lists are cut in the middle: "1, 2, 3, …, 96 or 128".
 std::string alternatives(const std::vector<std::int64_t>& values);
 
 }  // namespace cuboid

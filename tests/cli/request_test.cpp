@@ -1,0 +1,177 @@
+// Requests that are wrong: exit status 2, every reason in the message, nothing on standard output, nothing made.
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "cli/run_cuboid.h"
+
+namespace cuboid::test {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Words = std::vector<std::string>;
+
+const std::string kOracle = CUBOID_TEST_DATA "/oracle/gpt2-tiny";
+const std::string kCases = CUBOID_TEST_DATA "/cases";
+
+// A small valid request; `more` follows it.
+Words request(const Words& more) {
+  Words words = {"train", "--model", kOracle, "--data", kOracle + "/tokens.bin", "--seq-len", "32", "--steps", "1"};
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+// The program refuses, and says each of these.
+void expect_refused(const Words& words, const Words& reasons) {
+  const Outcome outcome = run_cuboid(words);
+  EXPECT_EQ(outcome.status, 2) << outcome.err;
+  EXPECT_EQ(outcome.out, "");
+  for (const auto& reason : reasons) EXPECT_THAT(outcome.err, HasSubstr("cuboid: error: " + reason));
+}
+
+TEST(Requests, HelpAndVersion) {
+  for (const Words& words : std::vector<Words>{{"--help"}, {"-h"}, {"help"}}) {
+    const Outcome outcome = run_cuboid(words);
+    EXPECT_EQ(outcome.status, 0);
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("train"), HasSubstr("models"), HasSubstr("Exit status")));
+    EXPECT_EQ(outcome.err, "");
+  }
+  for (const char* command : {"train", "models"}) {
+    const Outcome outcome = run_cuboid({command, "--help"});
+    EXPECT_EQ(outcome.status, 0);
+    EXPECT_THAT(outcome.out, HasSubstr(std::string("Usage: cuboid ") + command));
+    EXPECT_EQ(run_cuboid({"help", command}).out, outcome.out);
+  }
+  EXPECT_THAT(run_cuboid({"--version"}).out, ::testing::MatchesRegex("cuboid [0-9]+\\.[0-9]+\\.[0-9]+\n"));
+}
+
+TEST(Requests, UnknownCommandsAndFlagsNameTheNearest) {
+  EXPECT_EQ(run_cuboid({}).status, 2);
+  expect_refused({"trian"}, {"'trian' is no command; did you mean train?"});
+  expect_refused({"models", "--modle", "gpt2"}, {"--modle: unknown flag; did you mean --model?"});
+  expect_refused({"models", "--model", "gpt3"}, {"--model gpt3"});
+  expect_refused(request({"--checkpoint-every", "5"}), {"--checkpoint-every: unknown flag"});
+}
+
+TEST(Requests, AllReasonsOfAllKindsAtOnceAndNothingIsMade) {
+  const fs::path folder = fresh_folder("refused");
+  const std::string out = folder / "run";
+  expect_refused({"train",
+                  "--model",
+                  kOracle,
+                  "--tp",
+                  "3",
+                  "--pp",
+                  "5",
+                  "--dp",
+                  "2",
+                  "--global-batch",
+                  "7",
+                  "--seq-len",
+                  "65",
+                  "--sequence-parallel",
+                  "--lr",
+                  "fast",
+                  "--stpes",
+                  "3",
+                  "--data",
+                  "/no/such/file",
+                  "--weights",
+                  "/no/such/folder",
+                  "--out",
+                  out,
+                  "--dump-grads",
+                  "/no/such/folder/g.json"},
+                 {"--stpes: unknown flag; did you mean --steps?", "--lr fast: not a finite number",
+                  "--tp 3: 4 attention heads cannot be split over 3 ranks; use 1, 2 or 4",
+                  "--pp 5: 4 layers cannot fill 5 stages; use at most 4",
+                  "--seq-len 65: --sequence-parallel splits it over 3 ranks; use 63 or 66",
+                  "--seq-len 65: the model has a learned embedding for 64 positions; use at most 64",
+                  "--global-batch 7: must be a multiple of --dp 2 x --micro-batch 1 = 2; use 6 or 8", "/no/such/file",
+                  "/no/such/folder", "--dump-grads /no/such/folder/g.json: there is no folder /no/such/folder"});
+  EXPECT_TRUE(fs::is_empty(folder));
+}
+
+TEST(Requests, WhatIsMissing) {
+  expect_refused({"train", "--model", "gtp2", "--steps", "1"}, {"--model gtp2", "--data: names no text or token file"});
+  expect_refused({"train"}, {"--model: give a preset name", "--data: names no text or token file"});
+  expect_refused({"train", "--model"}, {"--model: needs a value (M)"});
+}
+
+TEST(Requests, OutputThatCannotBeWritten) {
+  const fs::path folder = fresh_folder("unwritable");
+  std::ofstream(folder / "file") << "text";
+  expect_refused(request({"--out", folder / "file" / "run"}), {"--out " + (folder / "file" / "run").string()});
+  expect_refused(request({"--out", folder / "file"}), {"--out " + (folder / "file").string()});
+  expect_refused(request({"--dump-grads", folder}), {"--dump-grads " + folder.string() + ": is a folder"});
+  EXPECT_EQ(read_file(folder / "file"), "text");
+  if (geteuid() != 0) {
+    fs::permissions(folder, fs::perms::owner_read | fs::perms::owner_exec);
+    expect_refused(request({"--out", folder / "run"}), {"--out " + (folder / "run").string()});
+    fs::permissions(folder, fs::perms::owner_all);
+  }
+}
+
+TEST(Requests, DataThatCannotBeTrainedOn) {
+  const fs::path folder = fresh_folder("data");
+  std::ofstream(folder / "empty.txt").flush();
+  std::ofstream(folder / "short.txt") << "exactly thirty-two bytes of text";
+  const auto with_data = [&](const std::string& path) {
+    return Words{"train", "--model", "gpt2-nano", "--seq-len", "32", "--data", path};
+  };
+  expect_refused(with_data(folder / "empty.txt"), {(folder / "empty.txt").string()});
+  expect_refused(with_data(folder / "none"), {(folder / "none").string()});
+  EXPECT_THAT(run_cuboid(with_data(folder / "short.txt")).err, AllOf(HasSubstr("33"), HasSubstr("32")));
+  for (const char* bad : {"llmc-bad-version", "llmc-eval-file-given-as-train", "nanogpt-199-bytes"}) {
+    expect_refused(with_data(kCases + "/tokens/" + bad + ".bin"), {kCases + "/tokens/" + bad});
+  }
+}
+
+// A token outside the vocabulary is named in the same words whatever the grid.
+TEST(Requests, TokenOutsideTheVocabulary) {
+  const fs::path folder = fresh_folder("tokens");
+  std::string tokens(2 * 40, '\0');
+  tokens[2 * 37] = static_cast<char>(500 & 255);
+  tokens[2 * 37 + 1] = static_cast<char>(500 >> 8);
+  std::ofstream(folder / "t.bin", std::ios::binary) << tokens;
+  std::string message;
+  for (const char* tp : {"1", "2", "4"}) {
+    const Outcome outcome = run_cuboid({"train", "--model", kOracle, "--seq-len", "32", "--global-batch", "1", "--tp",
+                                        tp, "--data", folder / "t.bin"});
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("500"), HasSubstr("37"), HasSubstr((folder / "t.bin").string())));
+    if (message.empty()) message = outcome.err;
+    EXPECT_EQ(outcome.err, message);
+  }
+}
+
+TEST(Requests, FaultyModelsAndWeights) {
+  expect_refused({"train", "--model", kCases + "/hf-config/bad-shapes.json", "--data", kOracle + "/tokens.bin"},
+                 {kCases + "/hf-config/bad-shapes.json"});
+  for (const char* bad : {"bad-duplicate-key", "bad-hole", "bad-header-length-past-eof"}) {
+    expect_refused(request({"--weights", kCases + "/safetensors/" + bad + ".safetensors"}),
+                   {kCases + "/safetensors/" + bad});
+  }
+  // Another model's weights: names and shapes do not fit, said before anything is allocated.
+  expect_refused(request({"--weights", CUBOID_TEST_DATA "/oracle/llama-tiny"}), {});
+}
+
+TEST(Requests, RunFile) {
+  const fs::path folder = fresh_folder("run-file");
+  std::ofstream(folder / "bad.toml") << "stesp = 3\ntp = \"two\"\n";
+  const Outcome outcome = run_cuboid(request({"--config", folder / "bad.toml"}));
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("stesp"), HasSubstr("tp"), HasSubstr((folder / "bad.toml").string())));
+  expect_refused(request({"--config", folder / "none.toml"}), {(folder / "none.toml").string()});
+}
+
+TEST(Requests, FullStandardOutputIsAFailure) {
+  EXPECT_EQ(run_cuboid({"models"}, {.standard_output = "/dev/full"}).status, 3);
+}
+
+}  // namespace
+}  // namespace cuboid::test

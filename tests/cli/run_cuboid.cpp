@@ -1,0 +1,73 @@
+#include "cli/run_cuboid.h"
+
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace cuboid::test {
+namespace fs = std::filesystem;
+namespace {
+
+void redirect(const std::string& path, int descriptor) {
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+  if (file < 0 || dup2(file, descriptor) < 0) _exit(126);
+}
+
+}  // namespace
+
+Outcome run_cuboid(const std::vector<std::string>& words, const Surroundings& surroundings) {
+  const fs::path folder = fs::path(::testing::TempDir()) / ("cuboid-" + std::to_string(getpid()));
+  fs::create_directories(folder);
+  const std::string out =
+      surroundings.standard_output.empty() ? (folder / "out").string() : surroundings.standard_output;
+  const std::string err = folder / "err";
+  std::vector<char*> arguments = {const_cast<char*>("cuboid")};
+  for (const auto& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    if (!surroundings.folder.empty() && chdir(surroundings.folder.c_str()) != 0) _exit(126);
+    redirect("/dev/null", STDIN_FILENO);
+    redirect(out, STDOUT_FILENO);
+    redirect(err, STDERR_FILENO);
+    execv(CUBOID_PROGRAM, arguments.data());
+    _exit(127);
+  }
+  int status = 0;
+  if (child < 0 || waitpid(child, &status, 0) != child) throw std::runtime_error("cannot run " CUBOID_PROGRAM);
+  Outcome outcome;
+  outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  if (surroundings.standard_output.empty()) outcome.out = read_file(out);
+  outcome.err = read_file(err);
+  fs::remove_all(folder);
+  return outcome;
+}
+
+std::string read_file(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw std::runtime_error("cannot read " + path.string());
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::vector<nlohmann::json> read_json_lines(const fs::path& path) {
+  std::istringstream text(read_file(path));
+  std::vector<nlohmann::json> lines;
+  for (std::string line; std::getline(text, line);) lines.push_back(nlohmann::json::parse(line));
+  return lines;
+}
+
+fs::path fresh_folder(const std::string& name) {
+  const fs::path folder = fs::path(::testing::TempDir()) / ("cuboid-" + std::to_string(getpid()) + "-" + name);
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  return folder;
+}
+
+}  // namespace cuboid::test

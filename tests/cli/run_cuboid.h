@@ -1,0 +1,32 @@
+// Runs the built program as a user would, and reads what it leaves.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace cuboid::test {
+
+struct Outcome {
+  int status = -1;  ///< exit status; 128 + signal if it was killed
+  std::string out;  ///< standard output
+  std::string err;  ///< standard error
+};
+
+struct Surroundings {
+  std::filesystem::path folder = {};  ///< to run in; empty: this one
+  std::string standard_output = {};   ///< file to write to instead of catching it
+};
+
+/// Runs build/bin/cuboid with these words.
+Outcome run_cuboid(const std::vector<std::string>& words, const Surroundings& surroundings = {});
+
+std::string read_file(const std::filesystem::path& path);
+/// Every line of a file as JSON.
+std::vector<nlohmann::json> read_json_lines(const std::filesystem::path& path);
+/// An empty folder of this name among the temporary files.
+std::filesystem::path fresh_folder(const std::string& name);
+
+}  // namespace cuboid::test
