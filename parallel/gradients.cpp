@@ -65,7 +65,8 @@ void GradientReduction::start(Pending& pending) {
   ParameterBucket& bucket = *pending.bucket;
   Communicator& data = store_.data();
   if (store_.zero() >= 2) {
-    pending.reduced = device_.empty(bucket.gradient_shard.shape(), bucket.gradient_shard.dtype(), Category::communication);
+    pending.reduced =
+        device_.empty(bucket.gradient_shard.shape(), bucket.gradient_shard.dtype(), Category::communication);
     pending.work = data.reduce_scatter(bucket.gradients, pending.reduced, ReduceOp::sum);
   } else if (data.size() > 1 && store_.zero() == 1) {
     pending.work = data.reduce_scatter(bucket.gradients, bucket.gradient_shard, ReduceOp::sum);

@@ -5,7 +5,9 @@
 namespace cuboid {
 namespace {
 
-std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
+std::int64_t round_up(std::int64_t n, std::int64_t unit) {
+  return (n + unit - 1) / unit * unit;
+}
 
 // Space of a parameter in its bucket: that of the largest shard of its tensor group.
 std::int64_t space_of(const ParameterInfo& info, int tp_size) {

@@ -9,7 +9,9 @@
 namespace cuboid {
 namespace {
 
-void fill_zero(const Tensor& tensor) { std::memset(tensor.raw(), 0, tensor.bytes()); }
+void fill_zero(const Tensor& tensor) {
+  std::memset(tensor.raw(), 0, tensor.bytes());
+}
 
 }  // namespace
 
@@ -69,9 +71,8 @@ void ParameterStore::attach_values(ParameterBucket& bucket) {
     Parameter& p = *bucket.parameters[i];
     const ParameterPlace& place = bucket.layout.places[i];
     if (bucket.layout.shares_values) continue;  // attached with its partner
-    p.value = bucket.values.defined()
-                  ? bucket.values.narrow(place.offset, place.shape.elements()).reshape(place.shape)
-                  : Tensor();
+    p.value = bucket.values.defined() ? bucket.values.narrow(place.offset, place.shape.elements()).reshape(place.shape)
+                                      : Tensor();
     for (Parameter& other : storage_) {
       if (other.info->tied_with == p.info->name) other.value = p.value;
     }
@@ -82,9 +83,8 @@ void ParameterStore::attach_gradients(ParameterBucket& bucket) {
   for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
     const ParameterPlace& place = bucket.layout.places[i];
     bucket.parameters[i]->gradient =
-        bucket.gradients.defined()
-            ? bucket.gradients.narrow(place.offset, place.shape.elements()).reshape(place.shape)
-            : Tensor();
+        bucket.gradients.defined() ? bucket.gradients.narrow(place.offset, place.shape.elements()).reshape(place.shape)
+                                   : Tensor();
   }
 }
 
@@ -114,8 +114,7 @@ void ParameterStore::zero_gradients() {
 void ParameterStore::acquire_gradient(Parameter& parameter) {
   ParameterBucket& bucket = bucket_of(parameter);
   if (bucket.gradients.defined()) return;
-  bucket.gradients =
-      device_.zeros({bucket.layout.elements}, bucket.gradient_shard.dtype(), Category::communication);
+  bucket.gradients = device_.zeros({bucket.layout.elements}, bucket.gradient_shard.dtype(), Category::communication);
   attach_gradients(bucket);
 }
 

@@ -54,10 +54,12 @@ void Executor::perform(const Action& action, const std::function<void()>& step) 
     stages_.at(action.stage)->weight_gradient(action.micro_batch);
   } else if (action.kind == ActionKind::reduce_gradient) {
     stages_.at(action.stage)->reduce_gradient();
-  } else if (action.kind == ActionKind::step) {
-    step();
+  } else if (action.kind == ActionKind::unshard) {
+    stages_.at(action.stage)->unshard();
+  } else if (action.kind == ActionKind::reshard) {
+    stages_.at(action.stage)->reshard();
   } else {
-    throw std::logic_error("the executor has no stage that can run " + to_string(action));
+    step();
   }
   spans_.push_back({action, begin, now()});
 }

@@ -45,9 +45,12 @@ void Tape::run_deferred() {
   // By index and moved out: each closure frees what it holds as soon as it has run.
   for (auto& queued : deferred_) {
     const Deferred work = std::move(queued);
+    if (before_) {
+      for (Parameter* p : work.parameters) before_(*p);
+    }
     work.run();
     for (Parameter* p : work.parameters) {
-      if (--remaining_uses_[p] == 0 && observer_) observer_(*p);
+      if (--remaining_uses_[p] == 0 && complete_) complete_(*p);
     }
   }
   deferred_.clear();

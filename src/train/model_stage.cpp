@@ -2,16 +2,15 @@
 
 namespace cuboid {
 
-ModelStage::ModelStage(const Device& device, const ModelConfig& config, const TensorParallel& tp,
-                       const ParameterStore& store, const StageSpan& span, GradientBuckets& buckets,
-                       std::int64_t seq_len)
+ModelStage::ModelStage(const Device& device, const ModelConfig& config, const TensorParallel& tp, ParameterStore& store,
+                       const StageSpan& span, std::int64_t seq_len)
     : device_(device),
       config_(config),
       model_(model_of(config)),
       tp_(tp),
       store_(store),
       span_(span),
-      buckets_(buckets),
+      reduction_(device, store, span.stage),
       seq_len_(seq_len) {}
 
 void ModelStage::begin(const std::vector<MicroBatch>& batch, const StepIdentity& identity, double factor,
@@ -20,6 +19,7 @@ void ModelStage::begin(const std::vector<MicroBatch>& batch, const StepIdentity&
   identity_ = identity;
   factor_ = factor;
   mode_ = mode;
+  weights_done_ = 0;
   runs_.clear();
   runs_.resize(batch.size());
   losses_.assign(batch.size(), Tensor());
@@ -30,10 +30,9 @@ Tensor ModelStage::forward(int micro_batch, Tensor input) {
   Run& run = run_of(micro_batch);
   run.tape = std::make_unique<Tape>(device_, mode_);
   Tape& tape = *run.tape;
-  // The last micro-batch completes the gradients: tell the buckets as each parameter's sum is final.
-  if (micro_batch + 1 == static_cast<int>(batch_->size())) {
-    tape.observe([this](Parameter& p) { buckets_.ready(p); });
-  }
+  store_.await_values(span_.stage);
+  tape.observe([this](Parameter& p) { reduction_.ready(p, weights_done_ + 1 == static_cast<int>(runs_.size())); },
+               [this](Parameter& p) { store_.acquire_gradient(p); });
   Forward f(tape, config_, tp_, store_, identity_, data.first_sample, seq_len_, rope_);
   Var x;
   if (span_.first) {
@@ -63,12 +62,15 @@ Tensor ModelStage::seed(Tensor gradient) const {
 
 Tensor ModelStage::backward(int micro_batch, Tensor gradient) {
   const Run run = std::exchange(run_of(micro_batch), {});
+  store_.await_values(span_.stage);
   run.tape->backward(run.output, seed(std::move(gradient)));
+  ++weights_done_;
   return span_.first ? Tensor() : run.tape->gradient_of(run.input);
 }
 
 Tensor ModelStage::input_gradient(int micro_batch, Tensor gradient) {
   Run& run = run_of(micro_batch);
+  store_.await_values(span_.stage);
   run.tape->input_gradient(run.output, seed(std::move(gradient)));
   return span_.first ? Tensor() : run.tape->gradient_of(run.input);
 }
@@ -76,6 +78,7 @@ Tensor ModelStage::input_gradient(int micro_batch, Tensor gradient) {
 void ModelStage::weight_gradient(int micro_batch) {
   const Run run = std::exchange(run_of(micro_batch), {});
   run.tape->weight_gradient();
+  ++weights_done_;
 }
 
 }  // namespace cuboid

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cuboid/models/registry.h"
-#include "cuboid/parallel/data_parallel.h"
+#include "cuboid/parallel/gradients.h"
 #include "cuboid/parallel/pipeline/executor.h"
 
 namespace cuboid {
@@ -19,6 +19,7 @@ struct MicroBatch {
 
 /// Which blocks a stage runs.
 struct StageSpan {
+  int stage = 0;
   int first_layer = 0;
   int layers = 0;
   bool first = false;  ///< holds the embedding
@@ -27,8 +28,8 @@ struct StageSpan {
 
 class ModelStage final : public Stage {
  public:
-  ModelStage(const Device& device, const ModelConfig& config, const TensorParallel& tp, const ParameterStore& store,
-             const StageSpan& span, GradientBuckets& buckets, std::int64_t seq_len);
+  ModelStage(const Device& device, const ModelConfig& config, const TensorParallel& tp, ParameterStore& store,
+             const StageSpan& span, std::int64_t seq_len);
 
   /// What the coming micro-batches are. `factor`: 1 / unmasked targets of the global batch.
   void begin(const std::vector<MicroBatch>& batch, const StepIdentity& identity, double factor, Tape::Mode mode);
@@ -37,7 +38,9 @@ class ModelStage final : public Stage {
   Tensor backward(int micro_batch, Tensor gradient) override;
   Tensor input_gradient(int micro_batch, Tensor gradient) override;
   void weight_gradient(int micro_batch) override;
-  void reduce_gradient() override { buckets_.finish(); }
+  void reduce_gradient() override { reduction_.finish(weights_done_ == static_cast<int>(runs_.size())); }
+  void unshard() override { store_.unshard(span_.stage); }
+  void reshard() override { store_.reshard(span_.stage); }
 
   bool last() const { return span_.last; }
   /// Last stage: loss sums (B) float64 of a micro-batch that has run forward.
@@ -57,9 +60,9 @@ class ModelStage final : public Stage {
   const ModelConfig& config_;
   const Model& model_;
   const TensorParallel& tp_;
-  const ParameterStore& store_;
+  ParameterStore& store_;
   StageSpan span_;
-  GradientBuckets& buckets_;
+  GradientReduction reduction_;
   std::int64_t seq_len_;
   ops::RopeTables rope_;
 
@@ -68,6 +71,7 @@ class ModelStage final : public Stage {
   double factor_ = 0;
   Tape::Mode mode_ = Tape::Mode::record;
   std::vector<Run> runs_;
+  int weights_done_ = 0;  // micro-batches whose weight gradients have been added
   std::vector<Tensor> losses_;
   bool keep_logits_ = false;
   Tensor logits_;

@@ -23,13 +23,14 @@ double clipping_factor(double clip, double norm) {
 }
 
 Optimizer::Optimizer(const Device& device, const OptimizerConfig& config, ParameterStore& store)
-    : device_(device), config_(config) {
-  for (Parameter* p : store.all()) {
-    if (store.shares_values(*p)) continue;
-    Moments made{p, {}, {}};
+    : device_(device), config_(config), store_(store) {
+  for (const ParameterBucket& bucket : store.buckets()) {
+    if (bucket.layout.shares_values) continue;
+    Moments made{&bucket, {}, {}};
     if (config.kind == OptimizerKind::adamw) {
-      made.m = device.zeros(p->value.shape(), p->gradient.dtype(), Category::optimizer);
-      made.v = device.zeros(p->value.shape(), p->gradient.dtype(), Category::optimizer);
+      const Shape part = bucket.master.shape();
+      made.m = device.zeros(part, bucket.gradient_shard.dtype(), Category::optimizer);
+      made.v = device.zeros(part, bucket.gradient_shard.dtype(), Category::optimizer);
     }
     moments_.push_back(std::move(made));
   }
@@ -38,22 +39,31 @@ Optimizer::Optimizer(const Device& device, const OptimizerConfig& config, Parame
 void Optimizer::step(double lr, double gradient_scale) {
   ++steps_;
   for (const Moments& state : moments_) {
-    const Parameter& p = *state.parameter;
-    const double decay = p.info->decay ? config_.weight_decay : 0;
-    if (config_.kind == OptimizerKind::sgd) {
-      kernels::sgd(device_, lr, decay, gradient_scale, p.gradient, p.value);
-      continue;
-    }
-    const kernels::AdamW options{.lr = lr,
-                                 .beta1 = config_.beta1,
-                                 .beta2 = config_.beta2,
-                                 .eps = config_.eps,
-                                 .weight_decay = decay,
-                                 .bias_correction1 = 1 - std::pow(config_.beta1, steps_),
-                                 .bias_correction2 = 1 - std::pow(config_.beta2, steps_),
-                                 .gradient_scale = gradient_scale};
-    kernels::adamw(device_, options, p.gradient, p.value, state.m, state.v);
+    for (const Parameter* p : state.bucket->parameters) update(state, *p, lr, gradient_scale);
   }
+  store_.publish();
+}
+
+void Optimizer::update(const Moments& state, const Parameter& parameter, double lr, double gradient_scale) const {
+  const OwnedStretch own = store_.owned(parameter);
+  if (own.count == 0) return;
+  const Tensor gradient = state.bucket->gradient_shard.narrow(own.at, own.count);
+  const Tensor weight = state.bucket->master.narrow(own.at, own.count);
+  const double decay = parameter.info->decay ? config_.weight_decay : 0;
+  if (config_.kind == OptimizerKind::sgd) {
+    kernels::sgd(device_, lr, decay, gradient_scale, gradient, weight);
+    return;
+  }
+  const kernels::AdamW options{.lr = lr,
+                               .beta1 = config_.beta1,
+                               .beta2 = config_.beta2,
+                               .eps = config_.eps,
+                               .weight_decay = decay,
+                               .bias_correction1 = 1 - std::pow(config_.beta1, steps_),
+                               .bias_correction2 = 1 - std::pow(config_.beta2, steps_),
+                               .gradient_scale = gradient_scale};
+  kernels::adamw(device_, options, gradient, weight, state.m.narrow(own.at, own.count),
+                 state.v.narrow(own.at, own.count));
 }
 
 }  // namespace cuboid

@@ -6,14 +6,12 @@
 #include "cuboid/parallel/pipeline/balance.h"
 #include "cuboid/parallel/pipeline/generators.h"
 #include "cuboid/parallel/pipeline/passes.h"
+#include "cuboid/parallel/pipeline/sharding.h"
 
 #include "model_stage.h"
 
 namespace cuboid {
 namespace {
-
-// Large enough that a reduction is limited by bandwidth, small enough that the first starts well before the last.
-constexpr std::int64_t kBucketBytes = 4 << 20;
 
 // The forward actions of a schedule with their transfers: what an evaluation runs. Every tensor comes from an earlier
 // stage, sends do not wait, and a row's order is that of training, so no rank can wait in a circle.
@@ -45,22 +43,24 @@ std::vector<StageSpan> stage_spans(const std::vector<int>& stage_layers) {
   std::vector<StageSpan> spans;
   int layer = 0;
   for (const int count : stage_layers) {
-    spans.push_back({layer, count, spans.empty(), spans.size() + 1 == stage_layers.size()});
+    const int stage = static_cast<int>(spans.size());
+    spans.push_back({stage, layer, count, stage == 0, spans.size() + 1 == stage_layers.size()});
     layer += count;
   }
   return spans;
 }
 
 // Blocks [begin, end) of a stage: 0 is the embedding, layer i is block i + 1, the head follows the last layer.
-ParameterStore::StageBlocks stage_blocks(int stage, const StageSpan& span) {
-  return {stage, span.first ? 0 : span.first_layer + 1, span.first_layer + span.layers + (span.last ? 2 : 1)};
+StageBlocks stage_blocks(const StageSpan& span) {
+  return {span.stage, span.first ? 0 : span.first_layer + 1, span.first_layer + span.layers + (span.last ? 2 : 1)};
 }
 
-[[maybe_unused]] std::vector<double> stage_costs(const std::vector<int>& stage_layers, const std::vector<double>& blocks) {
+[[maybe_unused]] std::vector<double> stage_costs(const std::vector<int>& stage_layers,
+                                                 const std::vector<double>& blocks) {
   std::vector<double> costs;
   const auto spans = stage_spans(stage_layers);
   for (std::size_t s = 0; s < spans.size(); ++s) {
-    const auto range = stage_blocks(static_cast<int>(s), spans[s]);
+    const auto range = stage_blocks(spans[s]);
     costs.push_back(std::accumulate(blocks.begin() + range.begin, blocks.begin() + range.end, 0.0));
   }
   return costs;
@@ -77,8 +77,8 @@ PipelineLayout plan_pipeline(const RunConfig& run, const ModelConfig& config) {
                                           .virtual_stages = run.virtual_stages});
   const std::vector<double> blocks = block_costs(config, run.seq_len);
   layout.stage_layers = run.stage_layers.empty() ? balance_layers(blocks, compute.stages) : run.stage_layers;
-  layout.training = add_step(add_reduction(add_transfers(compute)));
-  layout.evaluation = forward_only(compute);
+  layout.training = add_step(add_sharding(add_reduction(add_transfers(compute)), run.zero));
+  layout.evaluation = add_sharding(forward_only(compute), run.zero);
   return layout;
 }
 
@@ -99,19 +99,19 @@ Replica::Replica(RankContext& context, const RunConfig& run, const ModelConfig& 
   const int pipeline_rank = groups_.at()[Axis::pp];
   const std::vector<int> rank_of_stage = layout.training.rank_of_stage();
   const std::vector<StageSpan> spans = stage_spans(layout.stage_layers);
-  std::vector<ParameterStore::StageBlocks> mine;
+  std::vector<StageBlocks> mine;
   for (std::size_t s = 0; s < spans.size(); ++s) {
-    if (rank_of_stage[s] == pipeline_rank) mine.push_back(stage_blocks(static_cast<int>(s), spans[s]));
+    if (rank_of_stage[s] == pipeline_rank) mine.push_back(stage_blocks(spans[s]));
   }
-  store_ = std::make_unique<ParameterStore>(device_, table_, mine, tp_.rank(), tp_.size(), run.dtype);
+  const ParameterStore::Options options{.dtype = run.dtype, .zero = run.zero, .bucket_bytes = run.bucket_bytes};
+  store_ =
+      std::make_unique<ParameterStore>(device_, table_, mine, tp_.rank(), tp_.size(), groups_.axis(Axis::dp), options);
   partial_ = std::make_unique<TensorPartialGradients>(device_, table_, *store_, *tp_.comm, run.sequence_parallel);
   std::map<int, Stage*> stages;
-  for (StageParameters& stage : store_->stages()) {
-    buckets_.push_back(std::make_unique<GradientBuckets>(stage, groups_.axis(Axis::dp), kBucketBytes));
-    const StageSpan& span = spans[static_cast<std::size_t>(stage.stage)];
-    stages_.push_back(
-        std::make_unique<ModelStage>(device_, config_, tp_, *store_, span, *buckets_.back(), run.seq_len));
-    stages[stage.stage] = stages_.back().get();
+  for (const StageBlocks& blocks : mine) {
+    const StageSpan& span = spans[static_cast<std::size_t>(blocks.stage)];
+    stages_.push_back(std::make_unique<ModelStage>(device_, config_, tp_, *store_, span, run.seq_len));
+    stages[blocks.stage] = stages_.back().get();
   }
   const std::int64_t positions = tp_.splits_sequence() ? run.seq_len / tp_.size() : run.seq_len;
   const Shape boundary = {positions, run.micro_batch, config.hidden};  // (T,B,C) or (T/tp,B,C)

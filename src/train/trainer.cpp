@@ -121,12 +121,8 @@ class RankTrainer {
   void update(int s, StepMetrics& metrics) {
     if (s == 0 && !in_.run.dump_grads.empty()) dump_gradients();
     const Groups& groups = replica_.groups();
-    double sum = 0;
-    for (const double square : gradient_squares(context_.device, replica_.table(), replica_.parameters(),
-                                                groups.axis(Axis::tp), groups.axis(Axis::pp))) {
-      sum += square;
-    }
-    metrics.grad_norm = std::sqrt(sum);
+    metrics.grad_norm =
+        gradient_norm(context_.device, replica_.parameters(), groups.axis(Axis::tp), groups.axis(Axis::pp));
     optimizer_.step(metrics.lr, clipping_factor(in_.run.optimizer.clip_grad, metrics.grad_norm));
   }
 
@@ -169,11 +165,17 @@ class RankTrainer {
     return total.mean();
   }
 
+  // Adds numbers of which each rank has those of its own parameters.
+  void add_over_owners(const Tensor& sum) {
+    all_reduce_in_place(replica_.groups().axis(Axis::tp), sum);
+    all_reduce_in_place(replica_.groups().axis(Axis::pp), sum);
+    if (replica_.parameters().sharded()) all_reduce_in_place(replica_.groups().axis(Axis::dp), sum);
+  }
+
   std::string weights_hash() {
     const Tensor sum = context_.device.zeros({1}, DType::int64, Category::workspace);
     *sum.data<std::int64_t>() = static_cast<std::int64_t>(local_weights_hash(replica_.parameters()));
-    all_reduce_in_place(replica_.groups().axis(Axis::tp), sum);
-    all_reduce_in_place(replica_.groups().axis(Axis::pp), sum);
+    add_over_owners(sum);
     return fmt::format("{:016x}", static_cast<std::uint64_t>(*sum.data<std::int64_t>()));
   }
 
@@ -183,8 +185,7 @@ class RankTrainer {
     const std::vector<double> squares = local_hugging_face_squares(tensors, replica_.parameters());
     const Tensor sum = context_.device.zeros({static_cast<std::int64_t>(squares.size())}, DType::float64);
     std::copy(squares.begin(), squares.end(), sum.data<double>());
-    all_reduce_in_place(replica_.groups().axis(Axis::tp), sum);
-    all_reduce_in_place(replica_.groups().axis(Axis::pp), sum);
+    add_over_owners(sum);
     if (rank() != 0) return;
     std::map<std::string, double> norms;
     for (std::size_t i = 0; i < tensors.size(); ++i) norms[tensors[i].hf_name] = std::sqrt(sum.data<double>()[i]);

@@ -36,14 +36,12 @@ Shape stored_shape(const HfTensor& hf, const ParameterInfo& info) {
   return hf.transposed ? Shape{shape[1], shape[0]} : shape;
 }
 
-// Copies the shard's part out of a tensor stored (in, out): whole stretches of stored rows, scattered into columns.
-void load_transposed(const WeightTensor& tensor, const Parameter& parameter, int rank, int size) {
-  const ParameterInfo& info = *parameter.info;
+// The shard's part of a tensor stored (in, out): whole stretches of stored rows, scattered into columns.
+std::vector<float> read_transposed(const WeightTensor& tensor, const ParameterInfo& info, int rank, int size) {
   const std::int64_t outputs = info.shape[0];
-  const std::int64_t local_inputs = parameter.value.dim(1);
-  float* const values = parameter.value.data<float>();
-  const std::vector<Range> all = {{0, info.shape[0]}};
-  const auto rows = info.split_dim == 0 ? owned_ranges(info, rank, size) : all;
+  const Shape shape = shard_shape(info, rank, size);
+  std::vector<float> values(static_cast<std::size_t>(shape.elements()));
+  const auto rows = info.split_dim == 0 ? owned_ranges(info, rank, size) : std::vector<Range>{{0, info.shape[0]}};
   const auto columns = info.split_dim == 1 ? owned_ranges(info, rank, size) : std::vector<Range>{{0, info.shape[1]}};
   std::vector<float> stretch;
   std::int64_t local_column = 0;
@@ -53,20 +51,30 @@ void load_transposed(const WeightTensor& tensor, const Parameter& parameter, int
       for (const Range& row : rows) {
         stretch.resize(static_cast<std::size_t>(row.count));
         tensor.read_float32((column.begin + i) * outputs + row.begin, row.count, stretch.data());
-        for (const float value : stretch) values[local_row++ * local_inputs + local_column] = value;
+        for (const float value : stretch) {
+          values[static_cast<std::size_t>(local_row++ * shape[1] + local_column)] = value;
+        }
       }
     }
   }
+  return values;
 }
 
-void load_tensor(const WeightTensor& tensor, const HfTensor& hf, const Parameter& parameter, int rank, int size) {
-  if (hf.transposed) return load_transposed(tensor, parameter, rank, size);
+void load_tensor(const WeightTensor& tensor, const HfTensor& hf, const Parameter& parameter, ParameterStore& store) {
   const ParameterInfo& info = *parameter.info;
+  if (hf.transposed) {
+    const auto values = read_transposed(tensor, info, store.tp_rank(), store.tp_size());
+    store.write_values(parameter, 0, static_cast<std::int64_t>(values.size()), values.data());
+    return;
+  }
   const std::int64_t inner = info.shape.elements() / info.shape[0];
   const std::int64_t skipped = covered_rows(hf, info).begin * inner;
-  for (const Run& run : shard_runs(info, rank, size)) {
+  std::vector<float> values;
+  for (const Run& run : shard_runs(info, store.tp_rank(), store.tp_size())) {
     if (hf.piece >= 0 && run.piece != hf.piece) continue;
-    tensor.read_float32(run.global - skipped, run.count, parameter.value.data<float>() + run.local);
+    values.resize(static_cast<std::size_t>(run.count));
+    tensor.read_float32(run.global - skipped, run.count, values.data());
+    store.write_values(parameter, run.local, run.count, values.data());
   }
 }
 
@@ -84,12 +92,17 @@ bool equal_values(const WeightTensor& a, const WeightTensor& b) {
   return true;
 }
 
-// Visits the elements of the parameter that this rank counts, as runs. F(run)
+// Visits the elements of the parameter that this rank counts and owns: f(run, index of its first element in the part).
 template <typename F>
 void for_counted_runs(const ParameterStore& store, const Parameter& parameter, F&& visit) {
   const ParameterInfo& info = *parameter.info;
+  const OwnedStretch own = store.owned(parameter);
   for (const Run& run : shard_runs(info, store.tp_rank(), store.tp_size())) {
-    if (counts_piece(info, run.piece, store.tp_rank(), store.tp_size())) visit(run);
+    if (!counts_piece(info, run.piece, store.tp_rank(), store.tp_size())) continue;
+    const std::int64_t begin = std::max(run.local, own.begin);
+    const std::int64_t end = std::min(run.local + run.count, own.begin + own.count);
+    if (begin >= end) continue;
+    visit(Run{begin, run.global + begin - run.local, end - begin, run.piece}, own.at + begin - own.begin);
   }
 }
 
@@ -139,7 +152,7 @@ void load_weights(const WeightFolder& folder, const ModelConfig& config, Paramet
     for (Parameter* p : store.all()) {
       // The parameter itself, or its tied partner when that lives on another rank.
       const bool wanted = p->info->name == hf.parameter || p->info->tied_with == hf.parameter;
-      if (wanted && !store.shares_values(*p)) load_tensor(tensor, hf, *p, store.tp_rank(), store.tp_size());
+      if (wanted && !store.shares_values(*p)) load_tensor(tensor, hf, *p, store);
     }
   }
 }
@@ -149,11 +162,11 @@ std::uint64_t local_weights_hash(const ParameterStore& store) {
   for (const Parameter* p : store.all()) {
     if (!p->info->tied_with.empty()) continue;
     const std::uint64_t key = name_key(p->info->name);
-    const float* values = p->value.data<float>();
-    for_counted_runs(store, *p, [&](const Run& run) {
+    const float* values = store.bucket_of(*p).master.data<float>();
+    for_counted_runs(store, *p, [&](const Run& run, std::int64_t at) {
       for (std::int64_t i = 0; i < run.count; ++i) {
         const std::uint64_t element = mix_key(key, static_cast<std::uint64_t>(run.global + i));
-        sum += mix_key(element, std::bit_cast<std::uint32_t>(values[run.local + i]));
+        sum += mix_key(element, std::bit_cast<std::uint32_t>(values[at + i]));
       }
     });
   }
@@ -166,11 +179,12 @@ std::vector<double> local_hugging_face_squares(const std::vector<HfTensor>& tens
   for (const HfTensor& hf : tensors) {
     double sum = 0;
     if (const Parameter* p = store.find(hf.parameter)) {
-      const float* values = (of_values ? p->value : p->gradient).data<float>();
-      for_counted_runs(store, *p, [&](const Run& run) {
+      const ParameterBucket& bucket = store.bucket_of(*p);
+      const float* values = (of_values ? bucket.master : bucket.gradient_shard).data<float>();
+      for_counted_runs(store, *p, [&](const Run& run, std::int64_t at) {
         if (hf.piece >= 0 && run.piece != hf.piece) return;
         for (std::int64_t i = 0; i < run.count; ++i) {
-          const double v = values[run.local + i];
+          const double v = values[at + i];
           sum += v * v;
         }
       });

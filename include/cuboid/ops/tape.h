@@ -48,7 +48,7 @@ class Tape {
     record,        ///< training: keep what backward needs
     forward_only,  ///< evaluation: keep nothing
   };
-  /// Called when the last use of a parameter on this tape has added its gradient.
+  /// Told about a parameter's gradient on this tape.
   using Observer = std::function<void(Parameter&)>;
   /// Gets the gradient of the operation's output; passes on those of its inputs with contribute() and its weight
   /// gradients with defer().
@@ -84,7 +84,11 @@ class Tape {
   /// The gradient of an input(), once; undefined if nothing flowed there.
   Tensor gradient_of(Slot input);
 
-  void observe(Observer observer) { observer_ = std::move(observer); }
+  /// complete: the last use of a parameter on this tape has added its gradient. before: something is about to be added.
+  void observe(Observer complete, Observer before = {}) {
+    complete_ = std::move(complete);
+    before_ = std::move(before);
+  }
 
  private:
   struct Node {
@@ -104,7 +108,8 @@ class Tape {
   std::vector<Tensor> gradients_;  // by Slot id
   std::vector<Deferred> deferred_;
   std::unordered_map<Parameter*, int> remaining_uses_;
-  Observer observer_;
+  Observer complete_;
+  Observer before_;
 };
 
 }  // namespace cuboid

@@ -1,6 +1,6 @@
-// What makes replicas one model: gradients summed over the data axis in buckets as they fill, then everything that has to
-// be added between tensor and pipeline ranks exactly once, and the global norm. All of it works on the parts of buckets
-// that this rank owns (everything, without ZeRO).
+// What makes replicas one model: gradients summed over the data axis in buckets as they fill, then everything that has
+// to be added between tensor and pipeline ranks exactly once, and the global norm. All of it works on the parts of
+// buckets that this rank owns (everything, without ZeRO).
 #pragma once
 
 #include <map>
@@ -19,8 +19,9 @@ class GradientReduction {
  public:
   GradientReduction(const Device& device, ParameterStore& store, int stage);
 
-  /// The parameter's gradient of a micro-batch is complete. Starts the reduction of its bucket when that is full and due:
-  /// at the last micro-batch, or always from ZeRO 2 on. Buckets start in their fixed order on all data-parallel ranks.
+  /// The parameter's gradient of a micro-batch is complete. Starts the reduction of its bucket when that is full and
+  /// due: at the last micro-batch, or always from ZeRO 2 on. Buckets start in their fixed order on all data-parallel
+  /// ranks.
   void ready(const Parameter& parameter, bool last_micro_batch);
   /// Waits for the reductions that are due. @param last  also starts those whose parameters took no part
   void finish(bool last);

@@ -22,8 +22,8 @@ struct ParameterPlace {
   std::int64_t offset = 0;              ///< of its first element in the bucket
 };
 
-/// Parameters that are reduced and gathered together: one flat range of elements. Part r of `parts` equal parts belongs to
-/// data-parallel rank r when optimizer state, gradients or values are sharded.
+/// Parameters that are reduced and gathered together: one flat range of elements. Part r of `parts` equal parts belongs
+/// to data-parallel rank r when optimizer state, gradients or values are sharded.
 struct BucketLayout {
   /// Parameters start at, and parts are multiples of, this many elements: 256 bytes of float32, the unit of the norm.
   static constexpr std::int64_t kAlignment = 64;
@@ -36,8 +36,8 @@ struct BucketLayout {
   std::int64_t part_elements() const { return elements / parts; }
 };
 
-/// A stage's buckets in the order in which backward completes them: the last parameters first. A bucket is closed when it
-/// holds `bucket_bytes` of float32. A parameter with a tied partner is a bucket of its own, so that both cut alike.
+/// A stage's buckets in the order in which backward completes them: the last parameters first. A bucket is closed when
+/// it holds `bucket_bytes` of float32. A parameter with a tied partner is a bucket of its own, so that both cut alike.
 /// Uneven shards (vocabulary) take the space of the largest, so that all ranks of a tensor group cut alike.
 /// @pre the table outlives the layout
 std::vector<BucketLayout> lay_out_buckets(const ParameterTable& table, const std::vector<StageBlocks>& stages,

@@ -8,8 +8,8 @@
 //   2      whole         shard         shard
 //   3      shard         shard         shard
 //
-// A sharded value or gradient exists whole only for a while: between gather and free, or while one micro-batch's gradient
-// is formed. Those copies count as communication memory.
+// A sharded value or gradient exists whole only for a while: between gather and free, or while one micro-batch's
+// gradient is formed. Those copies count as communication memory.
 #pragma once
 
 #include <deque>
@@ -32,16 +32,16 @@ struct ParameterBucket {
   Tensor value_shard;                  ///< (part), own part of the values; with ZeRO 3 memory of its own
   Tensor gradients;                    ///< (elements) float32; undefined while only the shard exists
   Tensor gradient_shard;               ///< (part), own part of the gradients; from ZeRO 2 on memory of its own
-  Tensor master;                       ///< (part) float32 values that the optimizer updates; value_shard if that is float32
-  Work gather;                         ///< of the values, in flight
-  int users = 0;                       ///< ZeRO 3: stages that have gathered the values and not yet freed them
+  Tensor master;  ///< (part) float32 values that the optimizer updates; value_shard if that is float32
+  Work gather;    ///< of the values, in flight
+  int users = 0;  ///< ZeRO 3: stages that have gathered the values and not yet freed them
   /// First element of the owned part.
   std::int64_t owned_begin() const { return owned_part * layout.part_elements(); }
   int owned_part = 0;
 };
 
-/// A stretch of a parameter's shard that this rank owns over the data axis: elements [begin, begin + count) of the shard,
-/// which lie at `at` in the bucket's owned part.
+/// A stretch of a parameter's shard that this rank owns over the data axis: elements [begin, begin + count) of the
+/// shard, which lie at `at` in the bucket's owned part.
 struct OwnedStretch {
   std::int64_t begin = 0;
   std::int64_t count = 0;
@@ -92,12 +92,13 @@ class ParameterStore {
   void await_values(int stage);
   void reshard(int stage);
 
-  /// Values from float32 numbers: elements [begin, begin + count) of the parameter's shard, and the master copy of those
-  /// owned here.
+  /// Values from float32 numbers: elements [begin, begin + count) of the parameter's shard, and the master copy of
+  /// those owned here.
   void write_values(const Parameter& parameter, std::int64_t begin, std::int64_t count, const float* numbers);
   /// Fills the values from the parameters' initialisers: each element a function of seed, name and global index.
   void initialize(std::uint64_t seed);
-  /// After the optimizer has changed the masters: values of the compute type, whole on every rank that keeps them whole.
+  /// After the optimizer has changed the masters: values of the compute type, whole on every rank that keeps them
+  /// whole.
   void publish();
 
  private:

@@ -18,18 +18,22 @@ double clipping_factor(double clip, double norm);
 
 class Optimizer {
  public:
-  /// Allocates the moments (AdamW: two a weight; none for parameters that share values).
+  /// Allocates the moments (AdamW: two float32 a weight) of the parts of buckets that this rank owns.
   Optimizer(const Device& device, const OptimizerConfig& config, ParameterStore& store);
-  /// Updates all weights from their gradients. @param gradient_scale  from clipping_factor
+  /// Updates the owned weights from their gradients and publishes them to all data-parallel ranks.
+  /// @param gradient_scale  from clipping_factor
   void step(double lr, double gradient_scale);
 
  private:
   struct Moments {
-    Parameter* parameter;
-    Tensor m, v;
+    const ParameterBucket* bucket;
+    Tensor m, v;  // (part)
   };
+  void update(const Moments& state, const Parameter& parameter, double lr, double gradient_scale) const;
+
   Device device_;
   OptimizerConfig config_;
+  ParameterStore& store_;
   std::vector<Moments> moments_;
   int steps_ = 0;
 };

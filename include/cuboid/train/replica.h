@@ -10,7 +10,7 @@
 
 #include "cuboid/comm/ranks.h"
 #include "cuboid/models/registry.h"
-#include "cuboid/parallel/data_parallel.h"
+#include "cuboid/parallel/gradients.h"
 #include "cuboid/parallel/groups.h"
 #include "cuboid/parallel/pipeline/executor.h"
 #include "cuboid/value/run_config.h"
@@ -82,7 +82,6 @@ class Replica {
   TensorParallel tp_;
   std::unique_ptr<ParameterStore> store_;
   std::unique_ptr<TensorPartialGradients> partial_;
-  std::vector<std::unique_ptr<GradientBuckets>> buckets_;
   std::vector<std::unique_ptr<ModelStage>> stages_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<Executor> evaluator_;

@@ -20,8 +20,9 @@ void check_weights(const WeightFolder& folder, const ModelConfig& config, Proble
 /// Reads this rank's shards, and nothing else, straight into the store. @pre check_weights found nothing
 void load_weights(const WeightFolder& folder, const ModelConfig& config, ParameterStore& store);
 
-/// Σ over a rank's own elements of a 64-bit mix of (global name, global element index, bits), modulo 2^64: the sum over
-/// ranks hashes the whole model, the same on any grid that holds the same bits. Copies and ties count once.
+/// Σ over a rank's own elements of a 64-bit mix of (global name, global element index, bits of the float32 master),
+/// modulo 2^64: the sum over ranks (tensor, pipeline, and data where the store is sharded) hashes the whole model, the
+/// same on any grid that holds the same bits. Copies and ties count once.
 std::uint64_t local_weights_hash(const ParameterStore& store);
 
 /// Σ gradient² of each Hugging Face tensor, this rank's elements only (copies once), in the order of

@@ -51,6 +51,8 @@ struct RunConfig {
   int virtual_stages = 1;
   std::vector<int> stage_layers;  ///< layers of each stage; empty: balanced by cost
   bool sequence_parallel = false;
+  int zero = 0;                         ///< ZeRO stage over the data axis, 0 … 3
+  std::int64_t bucket_bytes = 4 << 20;  ///< gradients reduced and parameters gathered together, as float32 bytes
   DType dtype = DType::float32;
   int micro_batch = 1;
   int global_batch = 8;

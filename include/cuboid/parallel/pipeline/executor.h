@@ -26,8 +26,11 @@ class Stage {
   virtual Tensor input_gradient(int micro_batch, Tensor gradient) = 0;
   /// W: what the I of this micro-batch left.
   virtual void weight_gradient(int micro_batch) = 0;
-  /// REDUCE_GRAD: ends the gradient's way over the data axis.
+  /// REDUCE_GRAD: ends the gradient's way over the data axis, as far as it is computed.
   virtual void reduce_gradient() = 0;
+  /// UNSHARD: starts to gather the stage's parameters; computing waits for them. RESHARD frees them.
+  virtual void unshard() = 0;
+  virtual void reshard() = 0;
 };
 
 /// When an action ran, in seconds since the executor's epoch.
