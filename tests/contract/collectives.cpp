@@ -15,7 +15,8 @@ namespace {
 class Collectives : public OnBackend {};
 CUBOID_ON_BACKENDS(Collectives, 1);
 
-constexpr int kUnset = 77;  // no input or result has it
+constexpr int kUnset = 77;             // no input or result has it
+constexpr std::int64_t kSmall = 1023;  // up to here everything is tried; above, what differs for large messages
 
 // Sizes of the whole message: none, one, odd, and a little over 1 MiB.
 template <typename T>
@@ -53,7 +54,7 @@ TEST_P(Collectives, AllReduce) {
       for (std::int64_t count : counts<T>()) {
         for (bool in_place : {false, true}) {
           check_all_reduce<T>(self, count, ReduceOp::sum, in_place);
-          check_all_reduce<T>(self, count, ReduceOp::max, in_place);
+          if (count <= kSmall) check_all_reduce<T>(self, count, ReduceOp::max, in_place);
         }
       }
     });
@@ -86,7 +87,7 @@ TEST_P(Collectives, ReduceScatter) {
       for (std::int64_t part : part_counts<T>(self.size)) {
         for (bool in_place : {false, true}) {
           check_reduce_scatter<T>(self, part, ReduceOp::sum, in_place);
-          check_reduce_scatter<T>(self, part, ReduceOp::max, in_place);
+          if (part <= kSmall) check_reduce_scatter<T>(self, part, ReduceOp::max, in_place);
         }
       }
     });
