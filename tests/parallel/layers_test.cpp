@@ -2,7 +2,6 @@
 // rank's outputs and gradients compared with its part of what one rank computes in double.
 #include <functional>
 #include <limits>
-#include <mutex>
 
 #include "cuboid/comm/ranks.h"
 #include "cuboid/parallel/data_parallel.h"
@@ -138,10 +137,8 @@ TEST_P(Layers, EqualOneRank) {
       for (const bool sequence_parallel : {false, true}) {
         const std::string what = std::string(name_of(dtype)) + ", tp " + std::to_string(tp_size) +
                                  (sequence_parallel ? ", sequence parallel" : "");
-        std::mutex report;
         run_ranks(tp_size, [&](RankContext& context) {
           const Results mine = run_layer(layer, context, sequence_parallel, dtype);
-          const std::scoped_lock lock(report);  // expectations of several threads
           const TensorParallel tp{context.world, sequence_parallel};
           const std::string where = what + ", rank " + std::to_string(tp.rank());
           test::expect_near_all(mine.output, part_of(one.output, layer.out, layer.output, tp), tolerance,
