@@ -253,6 +253,18 @@ TEST_P(Collectives, AnyShapeAndAnyOffset) {
   });
 }
 
+TEST_P(Collectives, WaitReleasesTheBuffers) {
+  run_on_all_sizes([](RankContext& self) {
+    for (std::int64_t count : {5, 60013}) {
+      const Tensor in = make<float>(self.device, count);
+      const Tensor out = make<float>(self.device, count * self.size);
+      Work work = self.world->all_gather(in, out);
+      work.wait();  // with the handle still there
+      EXPECT_TRUE(in.unique() && out.unique()) << "or they could not be handed over or overwritten";
+    }
+  });
+}
+
 TEST_P(Collectives, ManyOutstandingWaitedInReverse) {
   run_on_all_sizes([](RankContext& self) {
     constexpr int kOperations = 150;
