@@ -55,6 +55,10 @@ void add_grid_flags(Flags& flags, RunDraft& draft) {
   flags.text("schedule", "S", draft.run.schedule, "pipeline schedule: gpipe, 1f1b");
   flags.add("stage-layers", "N,N,...", "", "layers of each stage; without it stages are balanced by cost",
             [&draft](const Flags::Values& v) { draft.run.stage_layers = parse_stage_layers(v.front()); });
+  flags.whole("zero", draft.run.zero,
+              "ZeRO stage over the data axis: 1 shards optimizer state, 2 also gradients, 3 also parameters", 0, 3);
+  flags.whole("bucket-bytes", draft.run.bucket_bytes,
+              "gradients reduced and parameters gathered together, as bytes of float32", 1);
   flags.toggle("sequence-parallel", draft.run.sequence_parallel,
                "split norms, dropout and residuals along the sequence over the tp ranks");
 }
@@ -91,7 +95,6 @@ void add_machine_flags(Flags& flags, RunConfig& run) {
   flags.fixed("device", {"auto", "cpu"}, "where ranks compute", "this version runs on the CPU");
   flags.fixed("fabric", {"auto", "threads"}, "how ranks reach each other: as threads of one process",
               "this version runs all ranks as threads of one process");
-  flags.fixed("zero", {"0"}, "ZeRO stage", "this version shards no optimizer state, gradients or parameters");
   flags.fixed("recompute", {"none"}, "activations computed twice instead of kept",
               "this version keeps every activation");
 

@@ -4,6 +4,8 @@
 
 #include "cuboid/core/error.h"
 
+#include "walk.h"
+
 namespace cuboid::pipeline {
 namespace {
 
@@ -11,18 +13,18 @@ class Walk {
  public:
   Walk(const Schedule& schedule, const ActionIndex& index, SendMode sends, bool with_transfers)
       : schedule_(schedule), index_(index), sends_(sends), with_transfers_(with_transfers) {
-    const auto ranks = static_cast<std::size_t>(schedule.ranks());
-    cursor_.resize(ranks);
-    waiters_.resize(ranks);
-    for (int rank = schedule.ranks() - 1; rank >= 0; --rank) ready_.push_back(rank);
+    cursor_.resize(static_cast<std::size_t>(schedule.ranks()));
   }
 
   void run() {
-    while (!ready_.empty()) {
-      const int rank = ready_.back();
-      ready_.pop_back();
-      while (move(rank)) wake_waiters(rank);
-    }
+    walk_rows(schedule_.ranks(), [this](int rank) {
+      if (ended(rank)) return static_cast<int>(kEnded);
+      const Blocked block = blocked(rank);
+      if (block.needed_rank >= 0) return block.needed_rank;
+      int& cursor = cursor_[at(rank)];
+      cursor += row(rank)[at(cursor)].overlapped ? 2 : 1;
+      return static_cast<int>(kMoved);
+    });
   }
 
   bool ended(int rank) const { return cursor_[at(rank)] == static_cast<int>(row(rank).size()); }
@@ -62,31 +64,11 @@ class Walk {
     return met ? Blocked{} : Blocked{rank, action, partner, place.rank};
   }
 
-  bool move(int rank) {
-    if (ended(rank)) return false;
-    const Blocked block = blocked(rank);
-    if (block.needed_rank >= 0) {
-      waiters_[at(block.needed_rank)].push_back(rank);
-      return false;
-    }
-    int& cursor = cursor_[at(rank)];
-    cursor += row(rank)[at(cursor)].overlapped ? 2 : 1;
-    return true;
-  }
-
-  void wake_waiters(int rank) {
-    auto& waiters = waiters_[at(rank)];
-    ready_.insert(ready_.end(), waiters.begin(), waiters.end());
-    waiters.clear();
-  }
-
   const Schedule& schedule_;
   const ActionIndex& index_;
   SendMode sends_;
   bool with_transfers_;
-  std::vector<int> cursor_;                // next position of each row
-  std::vector<std::vector<int>> waiters_;  // rows to look at again when this rank moves
-  std::vector<int> ready_;
+  std::vector<int> cursor_;  // next position of each row
 };
 
 }  // namespace

@@ -33,6 +33,57 @@ Row one_f_one_b_row(const RowShape& shape) {
   return row;
 }
 
+// Megatron-LM (arXiv 2104.04473): micro-batches in groups of at least p run through the rank's chunks in turn. Groups
+// of p need m to be a multiple of p; here m is dealt to floor(m/p) groups whose sizes differ by at most one, larger
+// ones first, so that no group is smaller than p (but the only one, when m < p) and none larger than the first, which
+// sets the warm-up.
+Row interleaved_row(const RowShape& shape) {
+  const auto [r, p, m, v] = shape;
+  const int groups = std::max(1, m / p);
+  std::vector<std::pair<int, int>> forwards;   // chunk, micro-batch
+  std::vector<std::pair<int, int>> backwards;  // the same with the chunks from last to first
+  for (int group = 0, begin = 0; group < groups; ++group) {
+    const int end = begin + m / groups + (group < m % groups ? 1 : 0);
+    for (int chunk = 0; chunk < v; ++chunk) {
+      for (int k = begin; k < end; ++k) {
+        forwards.emplace_back(chunk, k);
+        backwards.emplace_back(v - 1 - chunk, k);
+      }
+    }
+    begin = end;
+  }
+  const int total = m * v;
+  const int first_group = m / groups + (m % groups > 0 ? 1 : 0);
+  const int warm_up = std::min(total, 2 * (p - 1 - r) + (v - 1) * first_group);
+  Row row;
+  for (int i = 0; i < total + warm_up; ++i) {
+    if (i < total)
+      add_f(row, forwards[static_cast<std::size_t>(i)].first * p + r, forwards[static_cast<std::size_t>(i)].second);
+    if (i >= warm_up) {
+      const auto [chunk, k] = backwards[static_cast<std::size_t>(i - warm_up)];
+      add_b(row, chunk * p + r, k);
+    }
+  }
+  return row;
+}
+
+// arXiv 2211.05953: stage by stage, all micro-batches of a stage before the next.
+Row looped_bfs_row(const RowShape& shape) {
+  Row row;
+  for (int chunk = 0; chunk < shape.v; ++chunk) {
+    for (int k = 0; k < shape.m; ++k) add_f(row, chunk * shape.p + shape.r, k);
+  }
+  for (int chunk = shape.v - 1; chunk >= 0; --chunk) {
+    for (int k = 0; k < shape.m; ++k) add_b(row, chunk * shape.p + shape.r, k);
+  }
+  return row;
+}
+
+Row keep_micro_batches(Row row, int m) {
+  std::erase_if(row, [m](const Action& action) { return action.micro_batch >= m; });
+  return row;
+}
+
 }  // namespace pipeline
 
 namespace {
@@ -44,12 +95,22 @@ struct Generator {
   std::string_view name;
   Row (*row)(const RowShape&);
   int default_virtual_stages;
-  int max_virtual_stages;  // 0: any
+  int min_virtual_stages;
+  int max_virtual_stages;           // 0: any
+  int min_micro_batches_of_a_rank;  // m must be at least this times p
 };
 
 constexpr Generator kGenerators[] = {
-    {"gpipe", pipeline::gpipe_row, 1, 1},
-    {"1f1b", pipeline::one_f_one_b_row, 1, 1},
+    {"gpipe", pipeline::gpipe_row, 1, 1, 1, 0},
+    {"1f1b", pipeline::one_f_one_b_row, 1, 1, 1, 0},
+    {"interleaved-1f1b", pipeline::interleaved_row, 2, 1, 0, 0},
+    {"looped-bfs", pipeline::looped_bfs_row, 2, 1, 0, 0},
+    {"zb-h1", pipeline::zb_h1_row, 1, 1, 1, 0},
+    {"zb-h2", pipeline::zb_h2_row, 1, 1, 1, 0},
+    {"zb-v", pipeline::zb_v_row, 2, 2, 2, 0},
+    {"v-half", pipeline::v_half_row, 2, 2, 2, 0},
+    {"v-min", pipeline::v_min_row, 2, 2, 2, 0},
+    {"dualpipe-v", pipeline::dualpipe_v_row, 2, 2, 2, 2},
 };
 
 const Generator& find_generator(std::string_view name) {
@@ -82,9 +143,17 @@ Schedule make_schedule(const ScheduleRequest& request) {
   problems.add_if(request.ranks < 1, fmt::format("--pp {}: a pipeline has at least 1 rank", request.ranks));
   problems.add_if(request.micro_batches < 1,
                   fmt::format("{} micro-batches: a step has at least 1", request.micro_batches));
-  problems.add_if(v < 1, fmt::format("--virtual-stages {}: a rank has at least 1 stage", v));
-  problems.add_if(generator.max_virtual_stages > 0 && v > generator.max_virtual_stages,
-                  fmt::format("--virtual-stages {}: {} has {} a rank", v, request.name, generator.max_virtual_stages));
+  if (v < generator.min_virtual_stages || (generator.max_virtual_stages > 0 && v > generator.max_virtual_stages)) {
+    problems.add(fmt::format("--virtual-stages {}: {} has {}", v, request.name,
+                             generator.max_virtual_stages == 0 ? "at least 1 stage a rank"
+                             : generator.max_virtual_stages == 1
+                                 ? "1 stage a rank"
+                                 : fmt::format("{} stages a rank", generator.max_virtual_stages)));
+  }
+  const std::int64_t least = std::int64_t{generator.min_micro_batches_of_a_rank} * request.ranks;
+  problems.add_if(request.micro_batches >= 1 && request.micro_batches < least,
+                  fmt::format("{} micro-batches: {} with --pp {} needs at least {}", request.micro_batches,
+                              request.name, request.ranks, least));
   problems.throw_if_any();
 
   Schedule schedule{request.name, request.ranks * v, request.micro_batches, {}};

@@ -30,9 +30,26 @@ struct RowShape {
   int v = 1;
 };
 
+// Loop placement: stage s on rank s mod p.
 Row gpipe_row(const RowShape& shape);
 Row one_f_one_b_row(const RowShape& shape);
 Row interleaved_row(const RowShape& shape);
 Row looped_bfs_row(const RowShape& shape);
+Row zb_h1_row(const RowShape& shape);
+Row zb_h2_row(const RowShape& shape);
+// V placement: rank r has stages r (chunk 0) and 2p-1-r (chunk 1).
+Row zb_v_row(const RowShape& shape);
+Row v_half_row(const RowShape& shape);
+Row v_min_row(const RowShape& shape);
+Row dualpipe_v_row(const RowShape& shape);
+
+/// The first stage of a chunk of V placement on rank r.
+inline int v_stage(const RowShape& shape, int chunk) {
+  return chunk == 0 ? shape.r : 2 * shape.p - 1 - shape.r;
+}
+
+/// Drops the actions of micro-batches m and above. A schedule made for more micro-batches stays valid, since actions
+/// need only actions of the same micro-batch.
+Row keep_micro_batches(Row row, int m);
 
 }  // namespace cuboid::pipeline

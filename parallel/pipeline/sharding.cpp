@@ -22,6 +22,8 @@ Row reduce_every_micro_batch(const Row& row) {
     made.push_back(row[i]);
     if (!adds_weight_gradient(row[i])) continue;
     const int stage = row[i].stage;
+    // A neighbour that waits for the gradient gets it first.
+    while (i + 1 < row.size() && row[i + 1].kind == ActionKind::send_backward) made.push_back(row[++i]);
     const bool more = std::any_of(row.begin() + static_cast<std::ptrdiff_t>(i) + 1, row.end(),
                                   [&](const Action& a) { return adds_weight_gradient(a) && a.stage == stage; });
     if (more) made.push_back({ActionKind::reduce_gradient, stage, -1});

@@ -19,6 +19,8 @@ using pipeline::Place;
 // More faults than this say nothing new.
 constexpr std::size_t kMaxFindings = 100;
 
+constexpr std::int64_t kMaxSparse = 4096;
+
 constexpr const char* kDialect =
     "B is the whole backward and already contains W; in files of 2024 B meant the input gradient only (now I) and BW "
     "both";
@@ -71,34 +73,37 @@ class Verifier {
     std::set<int> reduced;
     for (int position = 0; position < static_cast<int>(row(rank).size()); ++position) {
       const Action& action = row(rank)[at(position)];
-      const std::string cell = to_string(action);
       if (action.overlapped) check_overlap(rank, position);
-      if (action.kind == ActionKind::step) continue;
-      if (action.stage < 0 || action.stage >= schedule_.stages) {
-        add(rank,
-            fmt::format("{}: there is no stage {}, the stages are 0 to {}", cell, action.stage, schedule_.stages - 1));
-        continue;
+      if (action.kind == ActionKind::step || !check_home(rank, action)) continue;
+      if (action.kind == ActionKind::reduce_gradient && !reduced.insert(action.stage).second) {
+        add(rank, to_string(action) + " stands twice");
       }
-      if (!computes(action.kind)) {
-        const int home = owner_[at(action.stage)];
-        if (home >= 0 && home != rank) add(rank, fmt::format("{}: stage {} is on rank {}", cell, action.stage, home));
-      }
-      if (!computes(action.kind) && !transfers(action.kind)) {
-        if (action.kind == ActionKind::reduce_gradient && !reduced.insert(action.stage).second) {
-          add(rank, cell + " stands twice");
-        }
-        continue;
-      }
+      if (!computes(action.kind) && !transfers(action.kind)) continue;
       if (!index_.contains(action)) {
-        add(rank, fmt::format("{}: there is no micro-batch {}, the micro-batches are 0 to {}", cell, action.micro_batch,
-                              schedule_.micro_batches - 1));
+        add(rank, fmt::format("{}: there is no micro-batch {}, the micro-batches are 0 to {}", to_string(action),
+                              action.micro_batch, schedule_.micro_batches - 1));
         continue;
       }
       const Place first = index_.at(action);
       if (first.rank == rank && first.position != position) {
-        add(rank, fmt::format("{} stands twice, as actions {} and {} of the row", cell, first.position, position));
+        add(rank, fmt::format("{} stands twice, as actions {} and {} of the row", to_string(action), first.position,
+                              position));
       }
     }
+  }
+
+  // The stage exists and, for what does not compute, is on this rank (check_owners looks at what computes).
+  bool check_home(int rank, const Action& action) {
+    if (action.stage < 0 || action.stage >= schedule_.stages) {
+      add(rank, fmt::format("{}: there is no stage {}, the stages are 0 to {}", to_string(action), action.stage,
+                            schedule_.stages - 1));
+      return false;
+    }
+    const int home = owner_[at(action.stage)];
+    if (!computes(action.kind) && home >= 0 && home != rank) {
+      add(rank, fmt::format("{}: stage {} is on rank {}", to_string(action), action.stage, home));
+    }
+    return true;
   }
 
   void check_overlap(int rank, int position) {
@@ -300,6 +305,15 @@ std::vector<Finding> verify(const Schedule& schedule, const VerifyOptions& optio
   if (schedule.rows.empty() || schedule.stages < 1 || schedule.micro_batches < 1) {
     return {{false, -1,
              fmt::format("{} ranks, {} stages, {} micro-batches: a schedule has at least one of each", schedule.ranks(),
+                         schedule.stages, schedule.micro_batches)}};
+  }
+  // Every stage and micro-batch needs its F. Far fewer actions than that: say so before tables of that size are made.
+  std::int64_t actions = 0;
+  for (const auto& row : schedule.rows) actions += static_cast<std::int64_t>(row.size());
+  const std::int64_t pairs = std::int64_t{schedule.stages} * schedule.micro_batches;
+  if (pairs > kMaxSparse + 2 * actions) {
+    return {{false, -1,
+             fmt::format("{} actions are too few for {} stages × {} micro-batches: most are missing", actions,
                          schedule.stages, schedule.micro_batches)}};
   }
   return Verifier(schedule, options).run();

@@ -71,8 +71,8 @@ class Operation {
 
   /// Keeps a member's memory until that member has waited, or, when it gave up, until nobody works on it.
   struct Held {
-    Tensor in;
-    Tensor out;
+    std::shared_ptr<Buffer> in;
+    std::shared_ptr<Buffer> out;
   };
   std::vector<Held> held;  ///< element r belongs to member r's thread
 

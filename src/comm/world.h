@@ -31,7 +31,11 @@ class World {
     if (aborted_.load(std::memory_order_acquire)) throw Aborted();
   }
   /// The rank will start nothing more.
-  void mark_ended(int rank) { ended_[rank].store(true, std::memory_order_release); }
+  void mark_ended(int rank) {
+    ended_[rank].store(true, std::memory_order_release);
+    any_ended_.store(true, std::memory_order_release);
+  }
+  bool any_ended() const { return any_ended_.load(std::memory_order_acquire); }
   bool ended(int rank) const { return ended_[rank].load(std::memory_order_acquire); }
 
   /// Waits until ready(word's value): a short spin, then sleep.
@@ -63,6 +67,7 @@ class World {
   int spins_;
   std::unique_ptr<std::atomic<bool>[]> ended_;
   alignas(64) std::atomic<bool> aborted_ = false;
+  std::atomic<bool> any_ended_ = false;
 };
 
 }  // namespace cuboid::detail

@@ -7,6 +7,7 @@
 #include "cuboid/parallel/pipeline/generators.h"
 #include "cuboid/parallel/pipeline/passes.h"
 #include "cuboid/parallel/pipeline/sharding.h"
+#include "cuboid/parallel/pipeline/simulate.h"
 
 #include "model_stage.h"
 
@@ -55,13 +56,15 @@ StageBlocks stage_blocks(const StageSpan& span) {
   return {span.stage, span.first ? 0 : span.first_layer + 1, span.first_layer + span.layers + (span.last ? 2 : 1)};
 }
 
-[[maybe_unused]] std::vector<double> stage_costs(const std::vector<int>& stage_layers,
+PipelineCosts stage_costs(const std::vector<int>& stage_layers,
                                                  const std::vector<double>& blocks) {
-  std::vector<double> costs;
+  PipelineCosts costs;
+  costs.stages.clear();
   const auto spans = stage_spans(stage_layers);
   for (std::size_t s = 0; s < spans.size(); ++s) {
     const auto range = stage_blocks(spans[s]);
-    costs.push_back(std::accumulate(blocks.begin() + range.begin, blocks.begin() + range.end, 0.0));
+    const double f = std::accumulate(blocks.begin() + range.begin, blocks.begin() + range.end, 0.0);
+    costs.stages.push_back({.forward = f, .backward = 2 * f, .input_gradient = f, .weight_gradient = f});
   }
   return costs;
 }
@@ -77,6 +80,7 @@ PipelineLayout plan_pipeline(const RunConfig& run, const ModelConfig& config) {
                                           .virtual_stages = run.virtual_stages});
   const std::vector<double> blocks = block_costs(config, run.seq_len);
   layout.stage_layers = run.stage_layers.empty() ? balance_layers(blocks, compute.stages) : run.stage_layers;
+  layout.bubble = simulate(compute, stage_costs(layout.stage_layers, blocks)).bubble_fraction;
   layout.training = add_step(add_sharding(add_reduction(add_transfers(compute)), run.zero));
   layout.evaluation = add_sharding(forward_only(compute), run.zero);
   return layout;

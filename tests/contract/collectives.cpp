@@ -15,7 +15,8 @@ namespace {
 class Collectives : public OnBackend {};
 CUBOID_ON_BACKENDS(Collectives, 1);
 
-constexpr int kUnset = 77;  // no input or result has it
+constexpr int kUnset = 77;             // no input or result has it
+constexpr std::int64_t kSmall = 1023;  // up to here everything is tried; above, what differs for large messages
 
 // Sizes of the whole message: none, one, odd, and a little over 1 MiB.
 template <typename T>
@@ -53,7 +54,7 @@ TEST_P(Collectives, AllReduce) {
       for (std::int64_t count : counts<T>()) {
         for (bool in_place : {false, true}) {
           check_all_reduce<T>(self, count, ReduceOp::sum, in_place);
-          check_all_reduce<T>(self, count, ReduceOp::max, in_place);
+          if (count <= kSmall) check_all_reduce<T>(self, count, ReduceOp::max, in_place);
         }
       }
     });
@@ -86,7 +87,7 @@ TEST_P(Collectives, ReduceScatter) {
       for (std::int64_t part : part_counts<T>(self.size)) {
         for (bool in_place : {false, true}) {
           check_reduce_scatter<T>(self, part, ReduceOp::sum, in_place);
-          check_reduce_scatter<T>(self, part, ReduceOp::max, in_place);
+          if (part <= kSmall) check_reduce_scatter<T>(self, part, ReduceOp::max, in_place);
         }
       }
     });
@@ -249,6 +250,18 @@ TEST_P(Collectives, AnyShapeAndAnyOffset) {
     const Reduced sum(self.size, ReduceOp::sum);
     expect_elements<float>(
         base, [&](std::int64_t i) { return i >= 9 && i < 9 + 105 ? sum(i - 9) : kUnset; }, "view and its surroundings");
+  });
+}
+
+TEST_P(Collectives, WaitReleasesTheBuffers) {
+  run_on_all_sizes([](RankContext& self) {
+    for (std::int64_t count : {5, 60013}) {
+      const Tensor in = make<float>(self.device, count);
+      const Tensor out = make<float>(self.device, count * self.size);
+      Work work = self.world->all_gather(in, out);
+      work.wait();  // with the handle still there
+      EXPECT_TRUE(in.unique() && out.unique()) << "or they could not be handed over or overwritten";
+    }
   });
 }
 

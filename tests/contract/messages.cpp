@@ -354,7 +354,7 @@ class RandomProgram {
 };
 
 TEST_P(Split, StressWithRandomInterleavings) {
-  for (unsigned seed = 1; seed <= 3; ++seed) {
+  for (unsigned seed = 1; seed <= 2; ++seed) {
     run_on_all_sizes([seed](RankContext& self) { RandomProgram(self, seed).run(120); });
   }
 }

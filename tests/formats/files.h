@@ -5,7 +5,10 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
+#include <source_location>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -71,6 +74,15 @@ std::string refusal(const Action& action) {
   }
   ADD_FAILURE() << "nothing was refused";
   return {};
+}
+
+/// Each part must occur in the message. (A matcher of gmock would say the same, at ten times the compile time.)
+inline void expect_mentions(const std::string& message, std::initializer_list<std::string_view> parts,
+                            std::source_location where = std::source_location::current()) {
+  for (const std::string_view part : parts) {
+    if (message.find(part) != std::string::npos) continue;
+    ADD_FAILURE_AT(where.file_name(), static_cast<int>(where.line())) << "no \"" << part << "\" in:\n" << message;
+  }
 }
 
 inline std::string case_path(const std::string& name) {

@@ -1,7 +1,5 @@
 #include "cuboid/formats/hf_config.h"
 
-#include <gmock/gmock.h>
-
 #include "cuboid/core/text.h"
 
 #include "files.h"
@@ -10,10 +8,8 @@ namespace cuboid {
 namespace {
 
 using test::case_path;
+using test::expect_mentions;
 using test::refusal;
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
 
 ModelConfig read_case(const std::string& name) {
   return read_hf_config(test::contents(case_path("hf-config/" + name)), name);
@@ -31,7 +27,7 @@ std::string gpt2(const std::string& extra = "") {
 }
 std::string refusal_of(const std::string& json) {
   const std::string message = refusal([&] { read_hf_config(json, "c.json"); });
-  EXPECT_THAT(message, HasSubstr("c.json: "));
+  expect_mentions(message, {"c.json: "});
   return message;
 }
 
@@ -92,20 +88,19 @@ TEST(HfConfig, NewSpelling) {
 }
 
 TEST(HfConfig, UnknownArchitectureIsRefused) {
-  EXPECT_THAT(refusal([] { read_case("gemma-7b-headdim.json"); }),
-              AllOf(HasSubstr("model_type \"gemma\""), HasSubstr("known are gpt2 and llama")));
-  EXPECT_THAT(refusal_of(R"({"model_type": "lama"})"), HasSubstr("the nearest is llama"));
-  EXPECT_THAT(refusal_of("{}"), HasSubstr("model_type is missing"));
+  expect_mentions(refusal([] { read_case("gemma-7b-headdim.json"); }),
+                  {"model_type \"gemma\"", "known are gpt2 and llama"});
+  expect_mentions(refusal_of(R"({"model_type": "lama"})"), {"the nearest is llama"});
+  expect_mentions(refusal_of("{}"), {"model_type is missing"});
 }
 
 TEST(HfConfig, BadShapesNamesAllReasons) {
-  EXPECT_THAT(refusal([] { read_case("bad-shapes.json"); }),
-              AllOf(HasSubstr("8 attention heads (num_attention_heads) are not a multiple of 3 key/value heads"),
-                    HasSubstr("hidden_size 100 is not divisible by 8 attention heads, and no head_dim is given"),
-                    HasSubstr("rope_scaling: low_freq_factor is missing"),
-                    HasSubstr("rope_scaling: high_freq_factor is missing"),
-                    HasSubstr("rope_scaling: original_max_position_embeddings is missing"),
-                    HasSubstr("tie_word_embeddings \"yes\": must be true or false, is a string")));
+  expect_mentions(refusal([] { read_case("bad-shapes.json"); }),
+                  {"8 attention heads (num_attention_heads) are not a multiple of 3 key/value heads",
+                   "hidden_size 100 is not divisible by 8 attention heads, and no head_dim is given",
+                   "rope_scaling: low_freq_factor is missing", "rope_scaling: high_freq_factor is missing",
+                   "rope_scaling: original_max_position_embeddings is missing",
+                   "tie_word_embeddings \"yes\": must be true or false, is a string"});
 }
 
 TEST(HfConfig, OracleConfigsAreRead) {
@@ -137,18 +132,19 @@ TEST(HfConfig, Defaults) {
 }
 
 TEST(HfConfig, MissingAndWrongValuesAllAtOnce) {
-  EXPECT_THAT(refusal_of(R"({"model_type": "llama"})"),
-              AllOf(HasSubstr("num_hidden_layers is missing"), HasSubstr("hidden_size is missing"),
-                    HasSubstr("num_attention_heads is missing"), HasSubstr("intermediate_size is missing"),
-                    HasSubstr("vocab_size is missing"), HasSubstr("max_position_embeddings is missing")));
-  EXPECT_THAT(refusal_of(R"({"model_type": "gpt2", "n_embd": "96", "n_head": 0, "n_layer": 2.5, "n_positions": -1,
-                             "vocab_size": 1e30, "layer_norm_epsilon": 0, "initializer_range": null})"),
-              AllOf(HasSubstr("n_embd \"96\": must be a whole number"), HasSubstr("n_head 0: must be a whole number"),
-                    HasSubstr("n_layer 2.5"), HasSubstr("n_positions -1"), HasSubstr("vocab_size 1e+30"),
-                    HasSubstr("layer_norm_epsilon 0: must be a number above 0"), Not(HasSubstr("initializer_range"))));
-  EXPECT_THAT(refusal_of("[1]"), HasSubstr("must be a JSON object, is an array"));
-  EXPECT_THAT(refusal_of("{\"model_type\": "), HasSubstr("not valid JSON"));
-  EXPECT_THAT(refusal_of(llama(R"("vocab_size": 502)")), HasSubstr("duplicate key vocab_size"));
+  expect_mentions(refusal_of(R"({"model_type": "llama"})"),
+                  {"num_hidden_layers is missing", "hidden_size is missing", "num_attention_heads is missing",
+                   "intermediate_size is missing", "vocab_size is missing", "max_position_embeddings is missing"});
+  const std::string gpt2_message =
+      refusal_of(R"({"model_type": "gpt2", "n_embd": "96", "n_head": 0, "n_layer": 2.5, "n_positions": -1,
+                     "vocab_size": 1e30, "layer_norm_epsilon": 0, "initializer_range": null})");
+  expect_mentions(gpt2_message,
+                  {"n_embd \"96\": must be a whole number", "n_head 0: must be a whole number", "n_layer 2.5",
+                   "n_positions -1", "vocab_size 1e+30", "layer_norm_epsilon 0: must be a number above 0"});
+  EXPECT_EQ(gpt2_message.find("initializer_range"), std::string::npos);  // null means the default
+  expect_mentions(refusal_of("[1]"), {"must be a JSON object, is an array"});
+  expect_mentions(refusal_of("{\"model_type\": "), {"not valid JSON"});
+  expect_mentions(refusal_of(llama(R"("vocab_size": 502)")), {"duplicate key vocab_size"});
 }
 
 TEST(HfConfig, ChangedMathematicsIsRefusedByName) {
@@ -170,7 +166,7 @@ TEST(HfConfig, ChangedMathematicsIsRefusedByName) {
       {llama(R"("architectures": ["LlamaForSequenceClassification"])"), "must be a LlamaForCausalLM"},
       {llama(R"("n_positions": 7)"), "n_positions = 7"},
   };
-  for (const auto& [json, fault] : cases) EXPECT_THAT(refusal_of(json), HasSubstr(fault));
+  for (const auto& [json, fault] : cases) expect_mentions(refusal_of(json), {fault});
 }
 
 TEST(HfConfig, HarmlessKeysAndFeaturesThatAreOff) {
@@ -218,7 +214,7 @@ TEST(HfConfig, RopeSpellings) {
            "original_max_position_embeddings": 64})",
        "low_freq_factor 4: must be below high_freq_factor 4"},
   };
-  for (const auto& [rope, fault] : bad) EXPECT_THAT(refusal_of(llama(rope)), HasSubstr(fault));
+  for (const auto& [rope, fault] : bad) expect_mentions(refusal_of(llama(rope)), {fault});
 }
 
 // ---------------------------------------------------------------- presets and paths
@@ -262,11 +258,10 @@ TEST(Presets, WrittenConfigReadsBackTheSame) {
 }
 
 TEST(LoadModel, UnknownNamesListThePresets) {
-  EXPECT_THAT(
-      refusal([] { load_model("gpt2-nanno"); }),
-      AllOf(HasSubstr("--model gpt2-nanno"), HasSubstr("the nearest preset is gpt2-nano;"), HasSubstr("llama2-70b")));
+  expect_mentions(refusal([] { load_model("gpt2-nanno"); }),
+                  {"--model gpt2-nanno", "the nearest preset is gpt2-nano;", "llama2-70b"});
   const test::TemporaryFolder folder;
-  EXPECT_THAT(refusal([&] { load_model(folder.path()); }), HasSubstr("the folder holds no config.json"));
+  expect_mentions(refusal([&] { load_model(folder.path()); }), {"the folder holds no config.json"});
   const std::string path = folder.write("config.json", gpt2());
   EXPECT_EQ(load_model(folder.path()).name, path);
   EXPECT_EQ(load_model(path).hidden, 96);

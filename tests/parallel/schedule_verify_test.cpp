@@ -96,6 +96,10 @@ TEST(Verify, NamesTwiceAndForeign) {
   EXPECT_THAT(faults("0F0 0B0 1RECV_F9"), Contains(HasSubstr("1RECV_F9: there is no stage 1")));
   EXPECT_THAT(faults("0F0 0B0 0RECV_F9"), Contains(HasSubstr("0RECV_F9: there is no micro-batch 9")));
   EXPECT_FALSE(verify(Schedule{"empty", 0, 0, {}}).empty());
+  // A cell with large numbers must not make large tables.
+  EXPECT_THAT(faults("0F0 0B0 999999999F999999999"),
+              testing::ElementsAre("3 actions are too few for 1000000000 stages × 1000000000 micro-batches: most are "
+                                   "missing"));
 }
 
 TEST(Verify, NamesOrder) {

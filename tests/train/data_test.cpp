@@ -5,20 +5,16 @@
 #include <set>
 #include <thread>
 
-#include <gmock/gmock.h>
-
 #include "formats/files.h"
 
 namespace cuboid {
 namespace {
 
 using test::bytes_of;
+using test::expect_mentions;
 using test::refusal;
 using test::TemporaryFolder;
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::Not;
+using Ids = std::vector<std::int32_t>;
 
 struct Sample {
   std::vector<std::int32_t> inputs;
@@ -55,22 +51,22 @@ TEST_F(Data, SamplesAreConsecutiveWindows) {
   const SampleSource source(counting(23), 4, 1000, 0);
   EXPECT_EQ(source.training_samples(), 5);  // (23 - 1) / 4; one more would need 25 tokens
   EXPECT_EQ(source.validation_samples(), 0);
-  EXPECT_THAT(training(source, 0).inputs, ElementsAre(0, 1, 2, 3));
-  EXPECT_THAT(training(source, 0).targets, ElementsAre(1, 2, 3, 4));
-  EXPECT_THAT(training(source, 4).inputs, ElementsAre(16, 17, 18, 19));
-  EXPECT_THAT(training(source, 4).targets, ElementsAre(17, 18, 19, 20));
-  EXPECT_THAT(training(source, 5).inputs, ElementsAre(0, 1, 2, 3));  // epoch 1
-  EXPECT_THAT(training(source, 5'000'000'000'003).inputs, ElementsAre(12, 13, 14, 15));
+  EXPECT_EQ(training(source, 0).inputs, (Ids{0, 1, 2, 3}));
+  EXPECT_EQ(training(source, 0).targets, (Ids{1, 2, 3, 4}));
+  EXPECT_EQ(training(source, 4).inputs, (Ids{16, 17, 18, 19}));
+  EXPECT_EQ(training(source, 4).targets, (Ids{17, 18, 19, 20}));
+  EXPECT_EQ(training(source, 5).inputs, (Ids{0, 1, 2, 3}));  // epoch 1
+  EXPECT_EQ(training(source, 5'000'000'000'003).inputs, (Ids{12, 13, 14, 15}));
 }
 
 TEST_F(Data, OneWindowIsEnoughAndOneTokenLessIsRefused) {
   EXPECT_EQ(SampleSource(counting(17), 16, 1000, 0).training_samples(), 1);
-  EXPECT_THAT(refusal([&] { SampleSource(counting(16), 16, 1000, 0); }),
-              HasSubstr("a sample of --seq-len 16 needs 17 tokens, there are 16"));
+  expect_mentions(refusal([&] { SampleSource(counting(16), 16, 1000, 0); }),
+                  {"a sample of --seq-len 16 needs 17 tokens, there are 16"});
   DataConfig data;
   data.paths = {test::case_path("tokens/llmc-10-tokens.bin")};
-  EXPECT_THAT(refusal([&] { SampleSource(data, 16, 50257, 0); }),
-              AllOf(HasSubstr("llmc-10-tokens.bin"), HasSubstr("needs 17 tokens, there are 10")));
+  expect_mentions(refusal([&] { SampleSource(data, 16, 50257, 0); }),
+                  {"llmc-10-tokens.bin", "needs 17 tokens, there are 10"});
   EXPECT_EQ(SampleSource(data, 9, 50257, 0).training_samples(), 1);
 }
 
@@ -84,8 +80,8 @@ TEST_F(Data, ValidationIsTheLastFraction) {
   // No target is in both; validation begins where training ends.
   EXPECT_EQ(training(source, 16).targets.back(), 17 * 7);
   EXPECT_EQ(validation(source, 0).targets.front(), 17 * 7 + 1);
-  EXPECT_THAT(validation(source, 2).inputs, ElementsAre(133, 134, 135, 136, 137, 138, 139));
-  EXPECT_THAT(training(source, 17).inputs, training(source, 0).inputs);  // training never runs into validation
+  EXPECT_EQ(validation(source, 2).inputs, (Ids{133, 134, 135, 136, 137, 138, 139}));
+  EXPECT_EQ(training(source, 17).inputs, training(source, 0).inputs);  // training never runs into validation
   EXPECT_THROW(validation(source, 3), std::logic_error);
   EXPECT_THROW(training(source, -1), std::logic_error);
 }
@@ -93,11 +89,10 @@ TEST_F(Data, ValidationIsTheLastFraction) {
 TEST_F(Data, ValidationNeedsASampleOnEachSide) {
   DataConfig data = counting(4 * 10 + 1);
   data.validation_fraction = 0.04;
-  EXPECT_THAT(
-      refusal([&] { SampleSource(data, 4, 1000, 0); }),
-      HasSubstr("--validation-fraction 0.04: of 10 samples (41 tokens, --seq-len 4), 0 would be held out and 10"));
+  expect_mentions(refusal([&] { SampleSource(data, 4, 1000, 0); }),
+                  {"--validation-fraction 0.04: of 10 samples (41 tokens, --seq-len 4), 0 would be held out and 10"});
   data.validation_fraction = 0.96;
-  EXPECT_THAT(refusal([&] { SampleSource(data, 4, 1000, 0); }), HasSubstr("10 would be held out and 0 be trained on"));
+  expect_mentions(refusal([&] { SampleSource(data, 4, 1000, 0); }), {"10 would be held out and 0 be trained on"});
   data.validation_fraction = 0.95;  // rounds to 10 of 10 as well: 9.5 goes away from zero
   refusal([&] { SampleSource(data, 4, 1000, 0); });
   data.validation_fraction = 0.94;
@@ -141,9 +136,9 @@ TEST_F(Data, MaskToken) {
   data.paths = {folder_.write("m.bin", bytes_of(ids))};
   data.mask_token = 5;
   const SampleSource source(data, 3, 8, 0);
-  EXPECT_THAT(training(source, 0).inputs, ElementsAre(5, 2, 5));
-  EXPECT_THAT(training(source, 0).targets, ElementsAre(2, -100, 7));
-  EXPECT_THAT(training(source, 1).targets, ElementsAre(-100, -100, 1));
+  EXPECT_EQ(training(source, 0).inputs, (Ids{5, 2, 5}));
+  EXPECT_EQ(training(source, 0).targets, (Ids{2, -100, 7}));
+  EXPECT_EQ(training(source, 1).targets, (Ids{-100, -100, 1}));
 }
 
 TEST_F(Data, MaskFileBelongsToTheTargetsPosition) {
@@ -156,10 +151,10 @@ TEST_F(Data, MaskFileBelongsToTheTargetsPosition) {
   mask[5] = '\xff';  // any byte but 0 counts
   data.mask_file = folder_.write("mask", mask);
   const SampleSource source(data, 3, 100, 0);
-  EXPECT_THAT(training(source, 0).inputs, ElementsAre(0, 1, 2));
-  EXPECT_THAT(training(source, 0).targets, ElementsAre(1, -100, -100));  // 2 by the token, 3 by the file
-  EXPECT_THAT(training(source, 1).targets, ElementsAre(-100, 5, 6));
-  EXPECT_THAT(validation(source, 0).targets, ElementsAre(7, -100, 9));
+  EXPECT_EQ(training(source, 0).inputs, (Ids{0, 1, 2}));
+  EXPECT_EQ(training(source, 0).targets, (Ids{1, -100, -100}));  // 2 by the token, 3 by the file
+  EXPECT_EQ(training(source, 1).targets, (Ids{-100, 5, 6}));
+  EXPECT_EQ(validation(source, 0).targets, (Ids{7, -100, 9}));
 }
 
 TEST_F(Data, AllReasonsAtOnce) {
@@ -168,20 +163,18 @@ TEST_F(Data, AllReasonsAtOnce) {
   data.mask_token = 50;
   data.mask_file = folder_.write("mask", "1234567");
   data.eval_every = -1;
-  EXPECT_THAT(refusal([&] { SampleSource(data, 16, 9, 0); }),
-              AllOf(HasSubstr("--validation-fraction 1.0: must be at least 0 and below 1"),
-                    HasSubstr("--mask-token 50: must be an id of the vocabulary, 0 to 8"),
-                    HasSubstr("holds 7 bytes, the data 11 tokens"), HasSubstr("token 9 (byte 18) has id 9"),
-                    HasSubstr("--eval-every -1"), HasSubstr("needs 17 tokens, there are 11")));
+  expect_mentions(refusal([&] { SampleSource(data, 16, 9, 0); }),
+                  {"--validation-fraction 1.0: must be at least 0 and below 1",
+                   "--mask-token 50: must be an id of the vocabulary, 0 to 8", "holds 7 bytes, the data 11 tokens",
+                   "token 9 (byte 18) has id 9", "--eval-every -1", "needs 17 tokens, there are 11"});
   data = counting(11);
   data.paths.push_back(folder_ / "none");
   data.mask_file = folder_ / "no-mask";
   data.eval_every = 3;
   data.validation_fraction = 0;
-  EXPECT_THAT(refusal([&] { SampleSource(data, 0, 9, 0); }),
-              AllOf(HasSubstr("none: cannot be opened"), HasSubstr("no-mask: cannot be opened"),
-                    HasSubstr("--seq-len 0: must be at least 1"),
-                    HasSubstr("--eval-every 3: needs --validation-fraction above 0")));
+  expect_mentions(refusal([&] { SampleSource(data, 0, 9, 0); }),
+                  {"none: cannot be opened", "no-mask: cannot be opened", "--seq-len 0: must be at least 1",
+                   "--eval-every 3: needs --validation-fraction above 0"});
 }
 
 TEST_F(Data, ManyThreadsReadOneSource) {

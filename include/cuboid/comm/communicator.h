@@ -1,13 +1,15 @@
-// The contract that every communicator keeps (self, threads; later mpi, nccl). A communicator joins a fixed set of ranks;
-// it knows no axis of the grid. tests/contract is this page as code.
+// The contract that every communicator keeps (self, threads; later mpi, nccl). A communicator joins a fixed set of
+// ranks; it knows no axis of the grid. tests/contract is this page as code.
 //
 // - Every member calls the same collectives in the same order with equal counts and types. Members have equal rights;
 //   results are the same bits on every member, and reductions add in ascending rank order.
-// - A call starts the operation and returns a handle; the caller must wait() on it, and must not touch the buffers before.
+// - A call starts the operation and returns a handle; the caller must wait() on it, and not touch the buffers before.
 //   Handles may be waited in any order, also after later operations were started.
 // - `out` may be `in` (for all_gather and reduce_scatter: in may be the rank's own part of out, or the reverse).
 // - Counts may be 0 and need not divide by anything. Elements: float32, float64, bfloat16 (summed in float, rounded
 //   once), int32, int64.
+// - Members whose calls differ (operation, count, type, root) all get Error{failed} that names two of them and their
+//   calls. A wait for a rank whose function has returned throws Error{failed}, too.
 // - A rank that fails aborts the world: every wait on any member throws Aborted at once, so that nobody hangs.
 // - A wait longer than the world's deadline throws Error{deadline} that names the operation and who is missing.
 #pragma once
@@ -84,14 +86,15 @@ class Communicator {
   virtual void barrier() = 0;
 
   /// Sends to another member. Messages of one sender with one tag arrive in order. The tensor is given away: where the
-  /// caller held the only reference to its buffer, a backend in one process hands over the memory itself. Does not wait
-  /// for the receiver. @pre to != rank()
+  /// caller held the only reference to its buffer, a backend in one process hands over the memory itself (to the
+  /// receiver's account, category activations); otherwise a copy travels. Does not wait for the receiver.
+  /// @pre to != rank()
   virtual Work send(Tensor tensor, int to, int tag) = 0;
   /// Starts to receive; the shape and type must equal the sender's (a mismatch throws std::logic_error with both).
   virtual Incoming recv(Shape shape, DType dtype, int from, int tag) = 0;
 
-  /// A communicator of the members that pass the same color ≥ 0, ordered by key (ties by rank). Members that pass -1 get
-  /// null. Collective over this communicator. `name` is for messages.
+  /// A communicator of the members that pass the same color ≥ 0, ordered by key (ties by rank). Members that pass -1
+  /// get null. Collective over this communicator. `name` is for messages.
   virtual std::unique_ptr<Communicator> split(int color, int key, const std::string& name) = 0;
 
  protected:

@@ -21,7 +21,8 @@ struct RankOptions {
 };
 
 /// Runs body on `ranks` threads and returns when all have ended. A rank that throws aborts the world: the others' waits
-/// throw Aborted, and the first cause is rethrown here with the rank's number ("rank 3: …", the kind of an Error kept).
+/// throw Aborted, and the first cause is rethrown here with the rank's number ("rank 3: …", the kind of an Error kept,
+/// a std::logic_error remains one, anything else becomes Error{failed}).
 void run_ranks(int ranks, const std::function<void(RankContext&)>& body, const RankOptions& options = {});
 
 }  // namespace cuboid

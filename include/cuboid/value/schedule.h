@@ -58,4 +58,11 @@ struct Schedule {
   friend bool operator==(const Schedule&, const Schedule&) = default;
 };
 
+/// When an action ran, or would run, in seconds since the start of the row's first action or another common moment.
+struct Span {
+  Action action;
+  double begin = 0;
+  double end = 0;
+};
+
 }  // namespace cuboid

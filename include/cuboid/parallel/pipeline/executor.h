@@ -33,13 +33,6 @@ class Stage {
   virtual void reshard() = 0;
 };
 
-/// When an action ran, in seconds since the executor's epoch.
-struct Span {
-  Action action;
-  double begin = 0;
-  double end = 0;
-};
-
 class Executor {
  public:
   /// @param schedule  with transfers; rows are pipeline ranks
