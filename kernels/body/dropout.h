@@ -24,16 +24,9 @@ struct DropoutRow {
 /// f(i, factor) for the columns i of a row (n), factor being 0 or kept_scale.
 template <typename Lanes, typename T, typename F>
 CUBOID_HD void dropout_row(Lanes lanes, std::int64_t n, const DropoutRow<T>& row, F f) {
-  const std::int64_t blocks = n / 4;
-  lanes.each(blocks, [=](std::int64_t block) {
-    const Philox4 w = row.words(block);
-    f(4 * block, row.factor(w.x[0]));
-    f(4 * block + 1, row.factor(w.x[1]));
-    f(4 * block + 2, row.factor(w.x[2]));
-    f(4 * block + 3, row.factor(w.x[3]));
-  });
-  const Philox4 w = row.words(blocks);
-  lanes.each(n - 4 * blocks, [=](std::int64_t i) { f(4 * blocks + i, row.factor(w.x[i])); });
+  lanes.each_word(
+      n, [=](std::int64_t block) { return row.words(block); },
+      [=](std::int64_t i, std::uint32_t word) { f(i, row.factor(word)); });
 }
 
 }  // namespace cuboid::kernels::body

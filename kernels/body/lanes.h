@@ -33,6 +33,24 @@ struct OneLane {
     for (std::int64_t i = 0; i < n; ++i) f(i);
   }
 
+  /// f(i, word) for i in [0, n), word being number i % 4 of make(i / 4), which gives four words x. A batch of words is
+  /// made first: interleaving them by fours is then not f's concern.
+  template <typename Make, typename F>
+  CUBOID_HD void each_word(std::int64_t n, Make make, F f) const {
+    constexpr std::int64_t kBlocks = 64;
+    std::uint32_t words[4 * kBlocks];
+    for (std::int64_t first = 0; first < n; first += 4 * kBlocks) {
+      const std::int64_t count = n - first < 4 * kBlocks ? n - first : 4 * kBlocks;
+      CUBOID_SIMD
+      for (std::int64_t b = 0; b < (count + 3) / 4; ++b) {
+        const auto four = make(first / 4 + b);
+        for (std::int64_t w = 0; w < 4; ++w) words[4 * b + w] = four.x[w];
+      }
+      CUBOID_SIMD
+      for (std::int64_t i = 0; i < count; ++i) f(first + i, words[i]);
+    }
+  }
+
   /// Σ f(i) over [0, n).
   template <typename T, typename F>
   CUBOID_HD T sum(std::int64_t n, F f) const {

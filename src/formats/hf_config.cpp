@@ -26,78 +26,31 @@ const std::vector<std::string> kFamilies = {"gpt2", "llama"};
 
 /// Keys without influence on what is computed here: dropout (a run's own flag), generation, tokenizer, provenance,
 /// storage type, inference caches.
-const std::set<std::string, std::less<>> kHarmless = {"architectures",
-                                                      "model_type",
-                                                      "torch_dtype",
-                                                      "dtype",
-                                                      "transformers_version",
-                                                      "attn_pdrop",
-                                                      "embd_pdrop",
-                                                      "resid_pdrop",
-                                                      "attention_dropout",
-                                                      "bos_token_id",
-                                                      "eos_token_id",
-                                                      "pad_token_id",
-                                                      "sep_token_id",
-                                                      "cls_token_id",
-                                                      "decoder_start_token_id",
-                                                      "unk_token_id",
-                                                      "use_cache",
-                                                      "pretraining_tp",
-                                                      "summary_activation",
-                                                      "summary_first_dropout",
-                                                      "summary_proj_to_labels",
-                                                      "summary_type",
-                                                      "summary_use_proj",
-                                                      "task_specific_params",
-                                                      "reorder_and_upcast",
-                                                      "gradient_checkpointing",
-                                                      "id2label",
-                                                      "label2id",
-                                                      "num_labels",
-                                                      "problem_type",
-                                                      "finetuning_task",
-                                                      "name_or_path",
-                                                      "auto_map",
-                                                      "prefix",
-                                                      "predict_special_tokens",
-                                                      "use_bfloat16",
-                                                      "output_attentions",
-                                                      "output_hidden_states",
-                                                      "return_dict",
-                                                      "return_dict_in_generate",
-                                                      "torchscript",
-                                                      "max_length",
-                                                      "min_length",
-                                                      "do_sample",
-                                                      "num_beams",
-                                                      "temperature",
-                                                      "top_k",
-                                                      "top_p",
-                                                      "typical_p",
-                                                      "repetition_penalty",
-                                                      "length_penalty",
-                                                      "num_return_sequences",
-                                                      "tokenizer_class",
-                                                      "chunk_size_feed_forward",
-                                                      "diversity_penalty",
-                                                      "early_stopping",
-                                                      "encoder_no_repeat_ngram_size",
-                                                      "no_repeat_ngram_size",
-                                                      "output_scores",
-                                                      "num_beam_groups",
-                                                      "remove_invalid_values",
-                                                      "bad_words_ids",
-                                                      "suppress_tokens",
-                                                      "begin_suppress_tokens",
-                                                      "forced_bos_token_id",
-                                                      "forced_eos_token_id",
-                                                      "exponential_decay_length_penalty",
-                                                      "max_sequence_length",
-                                                      "attn_implementation",
-                                                      "unsloth_version",
-                                                      "unsloth_fixed",
-                                                      "vocab_file"};
+// clang-format off
+const std::set<std::string, std::less<>> kHarmless = {
+    // provenance
+    "architectures", "model_type", "transformers_version", "name_or_path", "auto_map", "unsloth_version",
+    "unsloth_fixed", "vocab_file", "finetuning_task",
+    // dropout
+    "attn_pdrop", "embd_pdrop", "resid_pdrop", "attention_dropout", "summary_first_dropout",
+    // storage and inference
+    "torch_dtype", "dtype", "use_bfloat16", "use_cache", "pretraining_tp", "reorder_and_upcast",
+    "gradient_checkpointing", "chunk_size_feed_forward", "attn_implementation", "torchscript", "return_dict",
+    "output_attentions", "output_hidden_states",
+    // tokenizer
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "unk_token_id",
+    "decoder_start_token_id", "tokenizer_class", "prefix", "max_sequence_length",
+    // other heads
+    "summary_activation", "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
+    "id2label", "label2id", "num_labels", "problem_type", "predict_special_tokens",
+    // generation
+    "return_dict_in_generate", "max_length", "min_length", "do_sample", "num_beams", "temperature", "top_k", "top_p",
+    "typical_p", "repetition_penalty", "length_penalty", "num_return_sequences", "diversity_penalty",
+    "early_stopping", "encoder_no_repeat_ngram_size", "no_repeat_ngram_size", "output_scores", "num_beam_groups",
+    "remove_invalid_values", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id",
+    "forced_eos_token_id", "exponential_decay_length_penalty",
+};
+// clang-format on
 
 /// null, false, 0, "", [] and {}: a feature that is off.
 bool is_off(const Json& value) {
@@ -231,10 +184,11 @@ void read_rope(Section& top, ModelConfig& config, const std::string& source, Pro
   rope.value("rope_theta");
   rope.only("partial_rotary_factor", {1});
   const Json& kind = rope.has("rope_type") ? rope.value("rope_type") : rope.value("type");
-  if (rope.has("rope_type") && rope.has("type") && rope.value("type") != kind) {
-    rope.fault("rope_type " + excerpt(kind) + " and type " + excerpt(rope.value("type")) + " differ");
-  }
   const std::string name = kind.is_string() ? kind.get<std::string>() : std::string();
+  const Json& other = rope.value("type");
+  if (!other.is_null() && !(other.is_string() && other.get_ref<const std::string&>() == name)) {
+    rope.fault("rope_type " + excerpt(kind) + " and type " + excerpt(other) + " differ");
+  }
   RopeScaling& scaling = config.rope_scaling;
   if (name == "linear") {
     scaling.kind = RopeScaling::Kind::linear;
@@ -271,7 +225,7 @@ void read_llama(Section& top, ModelConfig& config, const std::string& source, Pr
   config.attention_bias = top.boolean("attention_bias", false);
   config.mlp_bias = top.boolean("mlp_bias", false);
   top.only("hidden_act", {"silu", "swish"});
-  top.only("sliding_window", {nullptr});
+  top.only("sliding_window", {nullptr, 0});
   if (const Json& types = top.value("layer_types"); !is_off(types)) {
     const bool full = types.is_array() && std::all_of(types.begin(), types.end(),
                                                       [](const Json& type) { return type == "full_attention"; });

@@ -6,7 +6,6 @@
 #include <limits>
 #include <map>
 #include <sstream>
-#include <type_traits>
 
 #include <fmt/format.h>
 #include <toml++/toml.h>

@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <set>
+#include <utility>
 
 #include <fcntl.h>
 #include <fmt/format.h>

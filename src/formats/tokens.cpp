@@ -29,6 +29,9 @@ constexpr std::int32_t kMagicEvaluation = 20240522;
 /// How much of a supposed text is searched for zero bytes, which no text holds.
 constexpr std::size_t kSniffedBytes = std::size_t{64} << 10;
 
+/// A folder of the wrong kind has thousands of faulty files: so many of them are named.
+constexpr std::size_t kMostFaults = 10;
+
 /// The part of a file that is tokens.
 struct Layout {
   bool text = false;
@@ -170,59 +173,86 @@ void widen(const std::byte* data, std::span<std::int32_t> out) {
 
 }  // namespace
 
-TokenStream TokenStream::open(const std::vector<std::string>& paths, DataFormat format) {
-  TokenStream stream;
-  Problems problems;
-  std::string first_text;
-  std::string first_bin;
-  const auto add_file = [&](const std::string& path, bool may_be_empty) {
+/// Appends files to a stream and collects the reasons against them.
+class TokenStream::Opener {
+ public:
+  explicit Opener(DataFormat format) : format_(format) {}
+
+  void add(const std::string& path) {
+    try {
+      std::error_code ignored;
+      if (fs::is_directory(path, ignored)) {
+        add_folder(path);
+      } else {
+        add_file(path, false);
+      }
+    } catch (const Error& error) {
+      problems_.add(error.what());
+    }
+  }
+
+  TokenStream finish() {
+    if (!text_file_.empty() && !bin_file_.empty()) {
+      problems_.add(
+          fmt::format("text ({}) and token files ({}) cannot be one stream; --data-format says how to read all",
+                      text_file_, bin_file_));
+    }
+    problems_.throw_if_any();
+    const auto& parts = stream_.parts_;
+    stream_.description_ = parts.size() == 1
+                               ? parts[0].file->path()
+                               : fmt::format("{} {} files", parts.size(), bin_file_.empty() ? "text" : "token");
+    return std::move(stream_);
+  }
+
+ private:
+  /// @param may_be_empty  a file met in a folder; one that was named must hold something
+  void add_file(const std::string& path, bool may_be_empty) {
     Part part;
     part.file = MappedFile::open(path);
-    const Layout layout = layout_of(*part.file, format);
+    const Layout layout = layout_of(*part.file, format_);
     if (layout.tokens == 0) {
       if (!may_be_empty) refuse(*part.file, layout.text ? "is empty" : "holds no tokens");
       return;
     }
-    (layout.text ? first_text : first_bin) = path;
+    (layout.text ? text_file_ : bin_file_) = path;
     part.data_begin = layout.data_begin;
     part.tokens = layout.tokens;
     part.width = layout.width;
-    part.first_token = stream.size_;
-    stream.size_ += layout.tokens;
-    stream.id_bound_ = std::max(stream.id_bound_, std::int64_t{1} << (8 * layout.width));
-    stream.parts_.push_back(std::move(part));
-  };
-  const auto guarded = [&](const auto& action) {
-    try {
-      action();
-    } catch (const Error& error) {
-      problems.add(error.what());
+    part.first_token = stream_.size_;
+    stream_.size_ += layout.tokens;
+    stream_.id_bound_ = std::max(stream_.id_bound_, std::int64_t{1} << (8 * layout.width));
+    stream_.parts_.push_back(std::move(part));
+  }
+
+  void add_folder(const std::string& path) {
+    const std::size_t before = stream_.parts_.size();
+    std::size_t faults = 0;
+    for (const std::string& file : files_beneath(path)) {
+      try {
+        add_file(file, true);
+      } catch (const Error& error) {
+        if (++faults <= kMostFaults) problems_.add(error.what());
+      }
     }
-  };
-  for (const std::string& path : paths) {
-    guarded([&] {
-      std::error_code ignored;
-      if (!fs::is_directory(path, ignored)) return add_file(path, false);
-      const std::size_t before = stream.parts_.size();
-      const std::size_t faults = problems.reasons().size();
-      for (const std::string& file : files_beneath(path)) {
-        guarded([&] { add_file(file, true); });
-      }
-      if (stream.parts_.size() == before && problems.reasons().size() == faults) {
-        problems.add(path + ": the folder holds no file with tokens (hidden and empty files do not count)");
-      }
-    });
+    problems_.add_if(faults > kMostFaults,
+                     fmt::format("{}: {} more files cannot be read as tokens", path, faults - kMostFaults));
+    problems_.add_if(stream_.parts_.size() == before && faults == 0,
+                     path + ": the folder holds no file with tokens (hidden and empty files do not count)");
   }
-  if (!first_text.empty() && !first_bin.empty()) {
-    problems.add(fmt::format("text ({}) and token files ({}) cannot be one stream; --data-format says how to read all",
-                             first_text, first_bin));
-  }
-  problems.add_if(paths.empty(), "--data: no path is given");
-  problems.throw_if_any();
-  stream.description_ = stream.parts_.size() == 1
-                            ? stream.parts_[0].file->path()
-                            : fmt::format("{} {} files", stream.parts_.size(), first_bin.empty() ? "text" : "token");
-  return stream;
+
+  DataFormat format_;
+  TokenStream stream_;
+  Problems problems_;
+  std::string text_file_;  ///< one file taken for text, one for tokens; empty: none
+  std::string bin_file_;
+};
+
+TokenStream TokenStream::open(const std::vector<std::string>& paths, DataFormat format) {
+  if (paths.empty()) throw Error(ErrorKind::request, "--data: no path is given");
+  Opener opener(format);
+  for (const std::string& path : paths) opener.add(path);
+  return opener.finish();
 }
 
 const TokenStream::Part& TokenStream::part_of(std::int64_t position) const {

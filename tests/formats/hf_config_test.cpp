@@ -173,7 +173,7 @@ TEST(HfConfig, HarmlessKeysAndFeaturesThatAreOff) {
   const ModelConfig c = read_hf_config(llama(), "x");
   for (const char* extra :
        {R"("use_cache": true, "torch_dtype": "bfloat16", "transformers_version": "4.45", "_name_or_path": "y")",
-        R"("sliding_window": null, "logit_scale": 0, "some_feature": false, "quantization_config": null, "list": [])",
+        R"("sliding_window": 0, "logit_scale": 0, "some_feature": false, "quantization_config": null, "list": [])",
         R"("eos_token_id": [1, 2], "pretraining_tp": 2, "attention_dropout": 0.1, "partial_rotary_factor": 1.0)",
         R"("layer_types": ["full_attention", "full_attention"], "architectures": ["LLaMAForCausalLM"])",
         R"("hidden_act": "swish", "dtype": "float32")"}) {

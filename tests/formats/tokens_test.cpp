@@ -186,6 +186,14 @@ TEST(TokenStream, PositionsAre64Bit) {
   EXPECT_EQ(stream.position_of(tokens - 1).byte, 2 * (tokens - 1));
 }
 
+TEST(TokenStream, AFolderOfTheWrongKindDoesNotFloodTheScreen) {
+  const TemporaryFolder folder;
+  for (int i = 10; i < 35; ++i) folder.write("f" + std::to_string(i), std::string(3, '\0'));
+  const std::string message = refusal([&] { open({folder.path()}); });
+  expect_mentions(message, {"f10: ", "f19: ", "15 more files cannot be read as tokens"});
+  EXPECT_EQ(std::count(message.begin(), message.end(), '\n') + 1, 11);
+}
+
 // ---------------------------------------------------------------- ids against the vocabulary
 
 TEST(CheckTokens, NamesIdFileAndPosition) {

@@ -1,3 +1,5 @@
+#include <thread>
+
 #include "kernels/common.h"
 
 namespace cuboid::kernels {
@@ -91,6 +93,27 @@ TEST(MatMul, BitsDependOnNeitherAddressNorCall) {
       EXPECT_TRUE(same_bits(first, moved)) << s.m << "," << s.n << "," << s.k;
     }
   }
+}
+
+// Ranks are threads of one process: they compute at the same time, and each must get what it would get alone.
+TEST(MatMul, RanksAsThreadsGetTheSameBits) {
+  const auto product = [] {
+    const Threads one(1);
+    const Tensor c = unset<float>({96, 130});
+    matmul(device(), tensor<float>({96, 75}, normals<float>(15, 96 * 75)),
+           tensor<float>({130, 75}, normals<float>(16, 130 * 75)), c, {.transpose_b = true});
+    return c;
+  };
+  const Tensor alone = product();
+  std::vector<Tensor> made(5);
+  std::vector<std::thread> ranks;
+  for (Tensor& c : made) {
+    ranks.emplace_back([&c, &product] {
+      for (int repeat = 0; repeat < 3; ++repeat) c = product();
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  for (const Tensor& c : made) EXPECT_TRUE(same_bits(c, alone));
 }
 
 TEST(MatMul, RefusesSizesThatDoNotFit) {

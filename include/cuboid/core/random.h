@@ -20,19 +20,25 @@ CUBOID_HD constexpr Philox4 philox(std::uint64_t key, std::uint32_t c0, std::uin
                                    std::uint32_t c3) {
   auto k0 = static_cast<std::uint32_t>(key);
   auto k1 = static_cast<std::uint32_t>(key >> 32);
+  // The words live in the lower halves of 64-bit registers, with anything above them: a product needs 64 bits, and
+  // vector code would otherwise narrow and widen in every round.
+  constexpr std::uint64_t kWord = 0xFFFFFFFFU;
+  std::uint64_t x0 = c0;
+  std::uint64_t x1 = c1;
+  std::uint64_t x2 = c2;
+  std::uint64_t x3 = c3;
   for (int round = 0; round < 10; ++round) {
-    const std::uint64_t p0 = std::uint64_t{0xD2511F53U} * c0;
-    const std::uint64_t p1 = std::uint64_t{0xCD9E8D57U} * c2;
-    const auto hi0 = static_cast<std::uint32_t>(p0 >> 32);
-    const auto hi1 = static_cast<std::uint32_t>(p1 >> 32);
-    c0 = hi1 ^ c1 ^ k0;
-    c1 = static_cast<std::uint32_t>(p1);
-    c2 = hi0 ^ c3 ^ k1;
-    c3 = static_cast<std::uint32_t>(p0);
+    const std::uint64_t p0 = 0xD2511F53U * (x0 & kWord);
+    const std::uint64_t p1 = 0xCD9E8D57U * (x2 & kWord);
+    x0 = (p1 >> 32) ^ x1 ^ k0;
+    x1 = p1;
+    x2 = (p0 >> 32) ^ x3 ^ k1;
+    x3 = p0;
     k0 += 0x9E3779B9U;
     k1 += 0xBB67AE85U;
   }
-  return {{c0, c1, c2, c3}};
+  return {{static_cast<std::uint32_t>(x0), static_cast<std::uint32_t>(x1), static_cast<std::uint32_t>(x2),
+           static_cast<std::uint32_t>(x3)}};
 }
 
 /// A 64-bit key from any number of identities (SplitMix64 finaliser, chained): seed, step, layer, operation…

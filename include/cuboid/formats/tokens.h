@@ -48,6 +48,7 @@ class TokenStream {
   void check_tokens(std::int64_t vocab) const;
 
  private:
+  class Opener;
   struct Part {
     std::shared_ptr<const MappedFile> file;
     std::int64_t data_begin = 0;   ///< bytes of header
