@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include "cuboid/core/text.h"
 #include "cuboid/formats/run_file.h"
+#include "cuboid/parallel/pipeline/generators.h"
 
 namespace cuboid::launch {
 namespace {
@@ -52,7 +54,10 @@ void add_grid_flags(Flags& flags, RunDraft& draft) {
   flags.whole("cp", draft.degrees[Axis::cp], "context parallel degree; only 1 in this version", 1);
   flags.whole("ep", draft.degrees[Axis::ep], "expert parallel degree; only 1 in this version", 1);
   flags.text("order", "AXES", draft.order, "axes from the fastest-varying on: neighbouring ranks differ in the first");
-  flags.text("schedule", "S", draft.run.schedule, "pipeline schedule: gpipe, 1f1b");
+  flags.text(
+      "schedule", "S", draft.run.schedule,
+      "pipeline schedule: " + join(schedule_names()) + ", or file:PATH.csv (torch.distributed.pipelining's format)");
+  flags.whole("virtual-stages", draft.run.virtual_stages, "stages a rank; 0: the schedule's own number", 0);
   flags.add("stage-layers", "N,N,...", "", "layers of each stage; without it stages are balanced by cost",
             [&draft](const Flags::Values& v) { draft.run.stage_layers = parse_stage_layers(v.front()); });
   flags.whole("zero", draft.run.zero,

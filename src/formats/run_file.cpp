@@ -55,9 +55,11 @@ void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Vis
   visit("order", "axis order, the first changes fastest with the rank", order);
   visit("sequence-parallel", "split activations between tensor parallel regions along the sequence",
         run.sequence_parallel);
+  visit("zero", "ZeRO stage over the data axis", run.zero);
+  visit("bucket-bytes", "gradients reduced and parameters gathered together, bytes of float32", run.bucket_bytes);
   visit.section("Pipeline");
   visit("schedule", "pipeline schedule", run.schedule);
-  visit("virtual-stages", "stages a rank", run.virtual_stages);
+  visit("virtual-stages", "stages a rank; 0: the schedule's own number", run.virtual_stages);
   visit("stage-layers", "layers of each stage; empty: balanced by cost", run.stage_layers);
   visit.section("Training");
   visit("dtype", "compute type, float32 or bfloat16", run.dtype, kDTypes);

@@ -10,7 +10,7 @@
 
 #include "cuboid/core/text.h"
 #include "cuboid/models/registry.h"
-#include "cuboid/parallel/pipeline/generators.h"
+#include "cuboid/parallel/pipeline/select.h"
 
 namespace cuboid {
 namespace {
@@ -58,36 +58,45 @@ void check_axes_of_this_version(const RunConfig& run, Problems& problems) {
   }
 }
 
-void check_schedule(const RunConfig& run, Problems& problems) {
-  const auto schedules = trainable_schedules();
-  if (std::find(schedules.begin(), schedules.end(), run.schedule) == schedules.end()) {
-    const auto& known = schedule_names();
-    const bool named = std::find(known.begin(), known.end(), run.schedule) != known.end();
-    problems.add(fmt::format("--schedule {}: {} This version trains with {}", run.schedule,
-                             named ? "can be generated, but not yet trained with."
-                                   : "no such schedule; did you mean " + nearest(run.schedule, schedules) + "?",
-                             join(schedules)));
-  } else if (run.virtual_stages != 1) {
-    problems.add(
-        fmt::format("--virtual-stages {}: {} holds one stage a rank; use 1", run.virtual_stages, run.schedule));
-  }
+bool batch_divides(const RunConfig& run) {
+  return run.micro_batch >= 1 && run.global_batch >= 1 &&
+         run.global_batch % (std::int64_t{run.grid.degree(Axis::dp)} * run.micro_batch) == 0;
+}
+
+// Whether the schedule exists for this run; its number of stages, or that of the ranks if it does not.
+int check_schedule(const RunConfig& run, Problems& problems) {
   if (std::any_of(run.stage_layers.begin(), run.stage_layers.end(), [](int n) { return n < 1; })) {
     problems.add(fmt::format("--stage-layers {}: every stage needs at least one layer",
                              fmt::format("{}", fmt::join(run.stage_layers, ","))));
   }
+  if (run.zero < 0 || run.zero > 3) problems.add(fmt::format("--zero {}: use 0, 1, 2 or 3", run.zero));
+  problems.add_if(run.bucket_bytes < 1, fmt::format("--bucket-bytes {}: must be at least 1", run.bucket_bytes));
+  RunConfig asked = run;
+  if (!batch_divides(run)) {  // reported elsewhere: any number of micro-batches serves to check the rest
+    asked.micro_batch = 1;
+    asked.global_batch = run.grid.degree(Axis::dp) * 2 * run.grid.degree(Axis::pp);
+  }
+  try {
+    return schedule_of(asked).stages;
+  } catch (const Error& error) {
+    problems.add(error.what());
+    return run.grid.degree(Axis::pp);
+  }
 }
 
-void check_stages(const ModelConfig& model, const RunConfig& run, Problems& problems) {
-  const int stages = run.grid.degree(Axis::pp);
+void check_stages(const ModelConfig& model, const RunConfig& run, int stages, Problems& problems) {
+  const int pp = run.grid.degree(Axis::pp);
+  const std::string made =
+      stages == pp ? fmt::format("--pp {}", pp) : fmt::format("--pp {} x {} stages a rank", pp, stages / pp);
   if (stages > model.layers) {
-    problems.add(fmt::format("--pp {}: {} layers cannot fill {} stages; use at most {}", stages, model.layers, stages,
-                             model.layers));
+    problems.add(fmt::format("{}: {} layers cannot fill {} stages; use at most {}", made, model.layers, stages,
+                             stages == pp ? model.layers : model.layers / (stages / pp)));
   }
   if (run.stage_layers.empty()) return;
   const std::int64_t sum = std::accumulate(run.stage_layers.begin(), run.stage_layers.end(), std::int64_t{0});
   const std::string given = "--stage-layers " + fmt::format("{}", fmt::join(run.stage_layers, ","));
   if (std::cmp_not_equal(run.stage_layers.size(), stages)) {
-    problems.add(fmt::format("{}: names {} stages; --pp {} makes {}", given, run.stage_layers.size(), stages, stages));
+    problems.add(fmt::format("{}: names {} stages; {} makes {}", given, run.stage_layers.size(), made, stages));
   }
   if (sum != model.layers) {
     problems.add(fmt::format("{}: the sum is {}; the model has {} layers", given, sum, model.layers));
@@ -118,7 +127,7 @@ void check_batch(const RunConfig& run, Problems& problems) {
   if (run.micro_batch < 1 || run.global_batch < 1) return;
   const int dp = run.grid.degree(Axis::dp);
   const std::int64_t unit = std::int64_t{dp} * run.micro_batch;
-  if (run.global_batch % unit == 0) return;
+  if (batch_divides(run)) return;
   const std::int64_t below = run.global_batch / unit * unit;
   std::vector<std::int64_t> near;
   if (below > 0) near.push_back(below);
@@ -180,10 +189,6 @@ void check_process(const RunConfig& run, Problems& problems) {
 
 }  // namespace
 
-std::vector<std::string> trainable_schedules() {
-  return {"gpipe", "1f1b"};
-}
-
 void check_settings(const RunConfig& run, Problems& problems) {
   check_axes_of_this_version(run, problems);
   check_schedule(run, problems);
@@ -195,8 +200,9 @@ void check_settings(const RunConfig& run, Problems& problems) {
 }
 
 void check_run(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+  Problems elsewhere;  // the schedule's own faults are reported by check_settings
   check_tensor_degree(model, run, problems);
-  check_stages(model, run, problems);
+  check_stages(model, run, check_schedule(run, elsewhere), problems);
   check_positions(model, run, problems);
   check_settings(run, problems);
 }

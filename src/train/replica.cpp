@@ -4,8 +4,8 @@
 #include <numeric>
 
 #include "cuboid/parallel/pipeline/balance.h"
-#include "cuboid/parallel/pipeline/generators.h"
 #include "cuboid/parallel/pipeline/passes.h"
+#include "cuboid/parallel/pipeline/select.h"
 #include "cuboid/parallel/pipeline/sharding.h"
 #include "cuboid/parallel/pipeline/simulate.h"
 
@@ -56,8 +56,7 @@ StageBlocks stage_blocks(const StageSpan& span) {
   return {span.stage, span.first ? 0 : span.first_layer + 1, span.first_layer + span.layers + (span.last ? 2 : 1)};
 }
 
-PipelineCosts stage_costs(const std::vector<int>& stage_layers,
-                                                 const std::vector<double>& blocks) {
+PipelineCosts stage_costs(const std::vector<int>& stage_layers, const std::vector<double>& blocks) {
   PipelineCosts costs;
   costs.stages.clear();
   const auto spans = stage_spans(stage_layers);
@@ -72,16 +71,13 @@ PipelineCosts stage_costs(const std::vector<int>& stage_layers,
 }  // namespace
 
 PipelineLayout plan_pipeline(const RunConfig& run, const ModelConfig& config) {
-  const int ranks = run.grid.degree(Axis::pp);
   PipelineLayout layout;
-  const Schedule compute = make_schedule({.name = run.schedule,
-                                          .ranks = ranks,
-                                          .micro_batches = run.micro_batches(),
-                                          .virtual_stages = run.virtual_stages});
+  const Schedule compute = schedule_of(run);
   const std::vector<double> blocks = block_costs(config, run.seq_len);
   layout.stage_layers = run.stage_layers.empty() ? balance_layers(blocks, compute.stages) : run.stage_layers;
   layout.bubble = simulate(compute, stage_costs(layout.stage_layers, blocks)).bubble_fraction;
-  layout.training = add_step(add_sharding(add_reduction(add_transfers(compute)), run.zero));
+  layout.training = add_step(add_sharding(
+      add_reduction(has_transfers(compute) ? compute : add_transfers(compute, SendMode::buffered)), run.zero));
   layout.evaluation = add_sharding(forward_only(compute), run.zero);
   return layout;
 }

@@ -14,9 +14,6 @@ namespace cuboid {
 /// Most ranks that one process may run as threads.
 inline constexpr int kMostRanksPerProcess = 1024;
 
-/// Pipeline schedules that this version can train with.
-std::vector<std::string> trainable_schedules();
-
 /// Adds the reasons why no model at all could be trained by this run: ranges, and settings that need each other.
 void check_settings(const RunConfig& run, Problems& problems);
 

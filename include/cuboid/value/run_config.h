@@ -47,8 +47,8 @@ struct RunConfig {
   std::string weights;  ///< folder of Hugging Face safetensors; empty: initialise from seed
   DataConfig data;
   Grid grid;
-  std::string schedule = "1f1b";
-  int virtual_stages = 1;
+  std::string schedule = "1f1b";  ///< a name, or file:PATH.csv
+  int virtual_stages = 0;         ///< stages a rank; 0: the schedule's own number
   std::vector<int> stage_layers;  ///< layers of each stage; empty: balanced by cost
   bool sequence_parallel = false;
   int zero = 0;                         ///< ZeRO stage over the data axis, 0 … 3
