@@ -18,12 +18,26 @@ void fill_zero(const Tensor& tensor) {
 ParameterStore::ParameterStore(const Device& device, const ParameterTable& table,
                                const std::vector<StageBlocks>& stages, int tp_rank, int tp_size, Communicator& data,
                                const Options& options)
-    : device_(device), options_(options), tp_rank_(tp_rank), tp_size_(tp_size), data_(data) {
-  const int parts = options.zero > 0 ? data.size() : 1;
+    : ParameterStore(device, table, stages, tp_rank, tp_size, &data, options) {}
+
+ParameterStore::ParameterStore(const Device& device, const ParameterTable& table,
+                               const std::vector<StageBlocks>& stages, int tp_rank, int tp_size, const Options& options)
+    : ParameterStore(device, table, stages, tp_rank, tp_size, nullptr, options) {}
+
+ParameterStore::ParameterStore(const Device& device, const ParameterTable& table,
+                               const std::vector<StageBlocks>& stages, int tp_rank, int tp_size, Communicator* data,
+                               const Options& options)
+    : device_(device),
+      options_(options),
+      tp_rank_(tp_rank),
+      tp_size_(tp_size),
+      alone_(data ? nullptr : make_self_communicator(device)),
+      data_(data ? *data : *alone_) {
+  const int parts = options.zero > 0 ? data_.size() : 1;
   for (BucketLayout& layout : lay_out_buckets(table, stages, tp_rank, tp_size, parts, options.bucket_bytes)) {
     ParameterBucket& bucket = buckets_.emplace_back();
     bucket.layout = std::move(layout);
-    bucket.owned_part = parts > 1 ? data.rank() : 0;
+    bucket.owned_part = parts > 1 ? data_.rank() : 0;
     for (const ParameterPlace& place : bucket.layout.places) {
       Parameter& made = storage_.emplace_back();
       made.info = place.info;

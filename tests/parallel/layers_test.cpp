@@ -90,7 +90,7 @@ Results run_layer(const LayerCase& layer, RankContext& context, bool sequence_pa
   const Device& device = context.device;
   const TensorParallel tp{context.world, sequence_parallel};
   const ParameterTable table(layer.parameters);
-  ParameterStore store(device, table, {{0, 0, 1}}, tp.rank(), tp.size(), dtype);
+  ParameterStore store(device, table, {{0, 0, 1}}, tp.rank(), tp.size(), {.dtype = dtype});
   TensorPartialGradients partial(device, table, store, *tp.comm, sequence_parallel);
   for (const Parameter* p : store.all()) {
     const Values global = test::random_values(p->info->name, p->info->shape.elements());
@@ -263,7 +263,7 @@ TEST(RowLinear, AddsItsBiasOnceAndNotOncePerRank) {
   for (const bool sequence_parallel : {false, true}) {
     run_ranks(4, [&](RankContext& context) {
       const TensorParallel tp{context.world, sequence_parallel};
-      ParameterStore store(context.device, table, {{0, 0, 1}}, tp.rank(), tp.size(), DType::float32);
+      ParameterStore store(context.device, table, {{0, 0, 1}}, tp.rank(), tp.size());
       test::assign(store.find("weight")->value, Values(6, 0.0));
       test::assign(store.find("bias")->value, Values(3, 1.0));
       Tape tape(context.device);

@@ -60,6 +60,10 @@ class ParameterStore {
   ParameterStore(const Device& device, const ParameterTable& table, const std::vector<StageBlocks>& stages, int tp_rank,
                  int tp_size, Communicator& data, const Options& options);
 
+  /// Of a single data-parallel rank.
+  ParameterStore(const Device& device, const ParameterTable& table, const std::vector<StageBlocks>& stages, int tp_rank,
+                 int tp_size, const Options& options = {});
+
   std::deque<ParameterBucket>& buckets() { return buckets_; }
   const std::deque<ParameterBucket>& buckets() const { return buckets_; }
   /// All parameters of this rank in table order.
@@ -102,6 +106,8 @@ class ParameterStore {
   void publish();
 
  private:
+  ParameterStore(const Device& device, const ParameterTable& table, const std::vector<StageBlocks>& stages, int tp_rank,
+                 int tp_size, Communicator* data, const Options& options);
   void allocate(ParameterBucket& bucket);
   std::vector<ParameterBucket*> value_buckets(int stage);
   void attach_values(ParameterBucket& bucket);
@@ -112,6 +118,7 @@ class ParameterStore {
   Options options_;
   int tp_rank_;
   int tp_size_;
+  std::unique_ptr<Communicator> alone_;  // where no data-parallel group was given
   Communicator& data_;
   std::deque<Parameter> storage_;
   std::deque<ParameterBucket> buckets_;
