@@ -208,23 +208,39 @@ TEST(CrossEntropy, BitsDependOnNeitherThreadsNorAddress) {
 
 // ---------------------------------------------------------------- optimizer
 
-TEST(SumOfSquares, InDoubleOverFixedBlocks) {
-  for (const std::int64_t n : {0, 1, 33, 4096, 4097, 20001}) {
+double squares_of(const Tensor& t) {
+  ExactSum sum;
+  add_squares(device(), t, sum);
+  return sum.value();
+}
+
+TEST(AddSquares, DoNotDependOnHowTheTensorIsCut) {
+  for (const std::int64_t n : {0, 1, 33, 64, 4097, 200001}) {
     const Array x = normals<float>(8, n);
     const double expected = dot(x, x);
     const Tensor t = tensor<float>({n}, x);
-    EXPECT_NEAR(sum_of_squares(device(), t), expected, static_cast<double>(n) * kEps<double> * expected);
-    const double alone = sum_of_squares(device(), t);
+    const double whole = squares_of(t);
+    // 64 additions in double a line, exact from there on; the reference adds n numbers.
+    EXPECT_NEAR(whole, expected, static_cast<double>(n + 64) * kEps<double> * expected);
     const Threads threads(2);
-    EXPECT_EQ(sum_of_squares(device(), misaligned(t)), alone);
-    // Blocks are added in order: the parts that whole blocks make, added, are the whole.
-    if (n > 4096) {
-      double parts = 0;
-      for (std::int64_t first = 0; first < n; first += 4096) {
-        parts += sum_of_squares(device(), t.narrow(first, std::min<std::int64_t>(4096, n - first)));
+    EXPECT_EQ(squares_of(t), whole);
+    for (const std::int64_t part : {64, 640, 6400}) {
+      ExactSum sum;
+      std::vector<std::int64_t> starts;
+      for (std::int64_t first = 0; first < n; first += part) starts.insert(starts.begin(), first);
+      for (const std::int64_t first : starts) {  // from the last part to the first
+        add_squares(device(), t.narrow(first, std::min(part, n - first)), sum);
       }
-      EXPECT_EQ(parts, alone);
+      EXPECT_EQ(sum.value(), whole) << n << " elements in parts of " << part;
     }
+  }
+}
+
+TEST(AddSquares, ReportWhatIsNotFinite) {
+  for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+    Array x = normals<float>(8, 77);
+    x[50] = bad;
+    EXPECT_TRUE(std::isnan(squares_of(tensor<float>({77}, x))));
   }
 }
 

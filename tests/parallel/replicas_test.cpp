@@ -1,9 +1,11 @@
 // Parameters and gradients of replicas: initialisation that does not know the grid, buckets over the data axis, tied
 // parameters, and norms that count each element once.
 #include <atomic>
+#include <cmath>
+#include <map>
 
 #include "cuboid/comm/ranks.h"
-#include "cuboid/parallel/data_parallel.h"
+#include "cuboid/parallel/gradients.h"
 #include "cuboid/parallel/groups.h"
 
 #include "tensors.h"
@@ -50,12 +52,15 @@ ParameterTable make_table(bool tied = true) {
   return ParameterTable(std::move(rows));
 }
 
-/// All blocks on `stages` pipeline ranks: the stage of one of them.
-ParameterStore make_store(const Device& device, const ParameterTable& table, int tp_rank, int tp_size, int stage = 0,
-                          int stages = 1, DType dtype = DType::float32) {
+/// All blocks on `stages` pipeline ranks: what one of them holds.
+std::vector<StageBlocks> blocks_of(int stage, int stages) {
   const int blocks = kLayers + 2;
-  const ParameterStore::StageBlocks mine{stage, stage * blocks / stages, (stage + 1) * blocks / stages};
-  return {device, table, {mine}, tp_rank, tp_size, dtype};
+  return {{stage, stage * blocks / stages, (stage + 1) * blocks / stages}};
+}
+
+ParameterStore make_store(const Device& device, const ParameterTable& table, int tp_rank, int tp_size, int stage = 0,
+                          int stages = 1) {
+  return {device, table, blocks_of(stage, stages), tp_rank, tp_size};
 }
 
 TEST(ParameterStore, InitialisesEachElementAlikeOnAnyGrid) {
@@ -129,11 +134,12 @@ TEST(ParameterStore, CountsItsMemoryAndZeroesItsGradients) {
   const Device device;
   const ParameterTable table = make_table();
   ParameterStore store = make_store(device, table, 1, 4);
-  const auto padded = [](std::int64_t n) { return (n + 15) / 16 * 16 * 4; };
+  const auto padded = [](std::int64_t n) { return (n + 63) / 64 * 64 * 4; };
   std::int64_t values = 0;
   std::int64_t gradients = 0;
   for (const auto& info : table.rows()) {
-    const std::int64_t bytes = padded(shard_shape(info, 1, 4).elements());
+    // The vocabulary's shards are uneven: each takes the space of the largest.
+    const std::int64_t bytes = padded(shard_shape(info, 3, 4).elements());
     values += info.tied_with.empty() ? bytes : 0;
     gradients += bytes;
   }
@@ -183,57 +189,125 @@ void fill_gradients(ParameterStore& store, int rank, int step) {
   }
 }
 
-TEST(GradientBuckets, GiveTheBitsOfOneReductionWhateverTheOrderAndSize) {
+/// The whole gradient of each parameter, from the parts of all data-parallel ranks.
+std::map<std::string, Values> gathered(const Device& device, const ParameterStore& store) {
+  std::map<std::string, Values> all;
+  for (const ParameterBucket& bucket : store.buckets()) {
+    const Tensor whole = device.empty({bucket.layout.elements}, DType::float32);
+    if (store.sharded()) {
+      store.data().all_gather(bucket.gradient_shard, whole).wait();
+    } else {
+      device.copy(bucket.gradient_shard, whole);
+    }
+    const Values values = test::values_of(whole);
+    for (const ParameterPlace& place : bucket.layout.places) {
+      const auto first = values.begin() + place.offset;
+      all[place.info->name] = Values(first, first + place.shape.elements());
+    }
+  }
+  return all;
+}
+
+TEST(GradientReduction, GivesTheBitsOfOneReductionWhateverTheOrderSizeAndStage) {
   const ParameterTable table = make_table();
   for (const int dp : {1, 2, 3}) {
-    for (const std::int64_t bucket_bytes : {1, 500, 1 << 20}) {
-      run_ranks(dp, [&](RankContext& context) {
-        ParameterStore store = make_store(context.device, table, 0, 1);
-        GradientBuckets buckets(store.stages().front(), *context.world, bucket_bytes);
-        for (int step = 0; step < 3; ++step) {  // buckets are ready for the next step by themselves
-          fill_gradients(store, context.rank, step);
-          const Tensor expected = context.device.clone(store.stages().front().gradients);
-          all_reduce_in_place(*context.world, expected);
-          auto order = store.all();
-          // As backward would; from the front; every rank from another place; and nobody says anything.
-          if (step == 0) std::reverse(order.begin(), order.end());
-          if (step == 1) std::rotate(order.begin(), order.begin() + 3 * context.rank, order.end());
-          if (step < 2) {
-            for (const Parameter* p : order) buckets.ready(*p);
+    for (const int zero : {0, 1, 2, 3}) {
+      for (const std::int64_t bucket_bytes : {1, 500, 1 << 20}) {
+        run_ranks(dp, [&](RankContext& context) {
+          ParameterStore store(context.device, table, blocks_of(0, 1), 0, 1, *context.world,
+                               {.zero = zero, .bucket_bytes = bucket_bytes});
+          GradientReduction reduction(context.device, store, 0);
+          for (int step = 0; step < 3; ++step) {  // ready for the next step by itself
+            store.zero_gradients();
+            for (Parameter* p : store.all()) store.acquire_gradient(*p);
+            fill_gradients(store, context.rank, step);
+            std::map<std::string, Values> expected;
+            for (const Parameter* p : store.all()) {
+              const Tensor sum = context.device.clone(p->gradient);
+              all_reduce_in_place(*context.world, sum);
+              expected[p->info->name] = test::values_of(sum);
+            }
+            auto order = store.all();
+            // As backward would; from the front; every rank from another place; and nobody says anything.
+            if (step == 0) std::reverse(order.begin(), order.end());
+            if (step == 1) std::rotate(order.begin(), order.begin() + 3 * context.rank, order.end());
+            if (step < 2) {
+              for (const Parameter* p : order) reduction.ready(*p, true);
+            }
+            reduction.finish(true);
+            EXPECT_EQ(gathered(context.device, store), expected)
+                << "dp " << dp << ", zero " << zero << ", buckets of " << bucket_bytes << " bytes, step " << step;
+            for (const Parameter* p : store.all())
+              EXPECT_EQ(p->gradient.defined(), zero < 2) << "whole gradients freed";
           }
-          buckets.finish();
-          EXPECT_TRUE(test::same_bits(store.stages().front().gradients, expected))
-              << "dp " << dp << ", buckets of " << bucket_bytes << " bytes, step " << step;
-        }
-      });
+        });
+      }
     }
   }
 }
 
-TEST(GradientBuckets, StartAsTheyFillFromTheLastParameterOn) {
+TEST(GradientReduction, StartsBucketsAsTheyFillFromTheLastParameterOn) {
   const ParameterTable table = make_table();
   run_ranks(2, [&](RankContext& context) {
     CountingCommunicator counting(*context.world);
-    ParameterStore store = make_store(context.device, table, 0, 1);
-    // A bucket is at least this large: head alone (888 bytes); layer3's bias, output and qkv …
-    GradientBuckets buckets(store.stages().front(), counting, 800);
+    // A bucket is at least this large; head and embedding, being tied, are alone in theirs.
+    ParameterStore store(context.device, table, blocks_of(0, 1), 0, 1, counting, {.bucket_bytes = 800});
+    GradientReduction reduction(context.device, store, 0);
     fill_gradients(store, context.rank, 0);
-    const auto ready = [&](const char* name) { buckets.ready(*store.find(name)); };
-    ready("layer3.bias");
-    ready("layer3.output");
+    const auto ready = [&](const char* name, bool last) { reduction.ready(*store.find(name), last); };
+    ready("head", false);
+    EXPECT_EQ(counting.all_reduces, 0) << "more micro-batches follow";
+    ready("layer3.bias", true);
+    ready("layer3.output", true);
     EXPECT_EQ(counting.all_reduces, 0) << "the bucket before it is not full";
-    ready("head");
-    EXPECT_EQ(counting.all_reduces, 1) << "the first bucket is on its way";
-    ready("layer3.qkv");
-    EXPECT_EQ(counting.all_reduces, 2);
-    ready("embedding");
-    EXPECT_EQ(counting.all_reduces, 2) << "it is in the last bucket";
-    buckets.finish();
-    EXPECT_GT(counting.all_reduces, 3);
+    ready("head", true);
+    EXPECT_EQ(counting.all_reduces, 2) << "head, and layer3's bias with its output";
+    ready("layer3.qkv", true);
+    EXPECT_EQ(counting.all_reduces, 3);
+    ready("embedding", true);
+    EXPECT_EQ(counting.all_reduces, 3) << "it is in the last bucket";
+    reduction.finish(true);
+    EXPECT_GT(counting.all_reduces, 4);
     const int a_step = counting.all_reduces;
-    buckets.finish();
+    reduction.finish(true);
     EXPECT_EQ(counting.all_reduces, 2 * a_step);
   });
+}
+
+TEST(ParameterStore, ShardsWhatTheZeroStageSays) {
+  const ParameterTable table = make_table(false);
+  constexpr int kRanks = 3;
+  for (const int zero : {0, 1, 2, 3}) {
+    run_ranks(kRanks, [&](RankContext& context) {
+      const ParameterStore::Options options{.zero = zero, .bucket_bytes = 1000};
+      ParameterStore store(context.device, table, blocks_of(0, 1), 0, 1, *context.world, options);
+      std::int64_t whole = 0;
+      for (const ParameterBucket& bucket : store.buckets()) whole += 4 * bucket.layout.elements;
+      const auto live = [&](Category category) { return context.device.account().live(category); };
+      EXPECT_EQ(live(Category::parameters), zero < 3 ? whole : whole / kRanks);
+      EXPECT_EQ(live(Category::gradients), zero < 2 ? whole : whole / kRanks);
+      EXPECT_EQ(live(Category::optimizer), 0) << "float32 values are their own masters";
+      // What is gathered, used and freed again is what was drawn, and costs communication memory meanwhile.
+      store.initialize(3);
+      ParameterStore one(Device(), table, blocks_of(0, 1), 0, 1);
+      one.initialize(3);
+      store.unshard(0);
+      store.await_values(0);
+      for (const Parameter* p : store.all()) {
+        EXPECT_TRUE(test::same_bits(p->value, one.find(p->info->name)->value)) << p->info->name;
+      }
+      EXPECT_EQ(live(Category::communication), zero == 3 ? whole : 0);
+      store.reshard(0);
+      EXPECT_EQ(live(Category::communication), 0);
+      // Each element is owned once.
+      for (const Parameter* p : store.all()) {
+        const Tensor count = context.device.zeros({1}, DType::int64);
+        *count.data<std::int64_t>() = store.owned(*p).count;
+        all_reduce_in_place(*context.world, count);
+        EXPECT_EQ(*count.data<std::int64_t>(), (zero == 0 ? kRanks : 1) * p->info->shape.elements());
+      }
+    });
+  }
 }
 
 TEST(TiedGradients, AreTheSumOfBothUsesOnOneStageAndOverTwo) {
@@ -269,7 +343,7 @@ TEST(TiedGradients, AreTheSumOfBothUsesOnOneStageAndOverTwo) {
   });
 }
 
-TEST(GradientSquares, CountEveryGlobalElementOnce) {
+TEST(GradientNorm, CountsEveryGlobalElementOnce) {
   const ParameterTable table = make_table();
   // Small integers: sums of squares are exact in any order.
   const auto gradient_of = [](const ParameterInfo& info) {
@@ -278,11 +352,10 @@ TEST(GradientSquares, CountEveryGlobalElementOnce) {
     for (std::size_t i = 0; i < made.size(); ++i) made[i] = static_cast<double>((key + 31 * i) % 19) - 9;
     return made;
   };
-  std::vector<double> expected;
+  double expected = 0;
   for (const auto& info : table.rows()) {
-    double sum = 0;
-    for (const double g : gradient_of(info)) sum += g * g;
-    expected.push_back(info.tied_with.empty() ? sum : 0);
+    if (!info.tied_with.empty()) continue;
+    for (const double g : gradient_of(info)) expected += g * g;
   }
   struct Degrees {
     int tp, pp;
@@ -300,7 +373,7 @@ TEST(GradientSquares, CountEveryGlobalElementOnce) {
           std::copy_n(global.begin() + run.global, run.count, p->gradient.data<float>() + run.local);
         }
       }
-      EXPECT_EQ(gradient_squares(context.device, table, store, tensor, pipeline), expected)
+      EXPECT_EQ(gradient_norm(context.device, store, tensor, pipeline), std::sqrt(expected))
           << "tp " << tp << ", pp " << pp << ", rank " << context.rank;
     });
   }

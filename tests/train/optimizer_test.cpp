@@ -106,7 +106,8 @@ TEST(Optimizer, HoldsTwoMomentsAWeightAndNoneForSgdOrTiedWeights) {
     OptimizerConfig config;
     config.kind = kind;
     const Optimizer optimizer(device, config, store);
-    EXPECT_EQ(device.account().live(Category::optimizer), kind == OptimizerKind::adamw ? 2 * 4 * (35 + 11) : 0);
+    EXPECT_EQ(device.account().live(Category::optimizer), kind == OptimizerKind::adamw ? 2 * 4 * (64 + 64) : 0)
+        << "35 and 11 weights, each in a line of 64";
   }
 }
 

@@ -200,8 +200,7 @@ class Weights : public testing::Test {
     for (int stage = 0; stage < pp; ++stage) {
       for (int rank = 0; rank < tp; ++rank) {
         const Device device;
-        ParameterStore store(device, table, {{stage, stage * blocks / pp, (stage + 1) * blocks / pp}}, rank, tp,
-                             DType::float32);
+        ParameterStore store(device, table, {{stage, stage * blocks / pp, (stage + 1) * blocks / pp}}, rank, tp);
         // NaN everywhere: an element that nobody loads is seen.
         for (const Parameter* p : store.all()) {
           std::fill_n(p->value.data<float>(), p->value.elements(), std::nanf(""));
