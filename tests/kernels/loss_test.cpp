@@ -184,6 +184,16 @@ TEST(CrossEntropy, HugeLogitsGiveFiniteLosses) {
   EXPECT_FLOAT_EQ(static_cast<float>(miss.gradient[8]), -1);
 }
 
+TEST(CrossEntropy, TheMaximumIsFoundAtEveryColumn) {
+  const std::int64_t n = 71;  // whole groups of OneLane's partial results and a rest
+  Array logits(size(n * n), -2);
+  for (std::int64_t r = 0; r < n; ++r) logits[size(r * n + r)] = -1;
+  const Tensor max = unset<float>({n});
+  const Tensor ids = int_tensor({n}, std::vector<std::int32_t>(size(n), 0));
+  cross_entropy_statistics(device(), tensor<float>({n, n}, logits), ids, 0, max, unset<float>({n}), unset<float>({n}));
+  EXPECT_EQ(values(max), Array(size(n), -1));
+}
+
 TEST(CrossEntropy, ANanLogitIsNotHidden) {
   const LossCase s{1, 1, 70};
   Array logits(70, 0);
@@ -215,7 +225,7 @@ TEST(SumOfSquares, InDoubleOverFixedBlocks) {
     const Tensor t = tensor<float>({n}, x);
     EXPECT_NEAR(sum_of_squares(device(), t), expected, static_cast<double>(n) * kEps<double> * expected);
     const double alone = sum_of_squares(device(), t);
-    const Threads threads(2);
+    const Threads threads(kSeveralThreads);
     EXPECT_EQ(sum_of_squares(device(), misaligned(t)), alone);
     // Blocks are added in order: the parts that whole blocks make, added, are the whole.
     if (n > 4096) {
