@@ -17,16 +17,16 @@ void fill_zero(const Tensor& tensor) {
 
 ParameterStore::ParameterStore(const Device& device, const ParameterTable& table,
                                const std::vector<StageBlocks>& stages, int tp_rank, int tp_size, Communicator& data,
-                               const Options& options)
+                               const ParameterOptions& options)
     : ParameterStore(device, table, stages, tp_rank, tp_size, &data, options) {}
 
 ParameterStore::ParameterStore(const Device& device, const ParameterTable& table,
-                               const std::vector<StageBlocks>& stages, int tp_rank, int tp_size, const Options& options)
+                               const std::vector<StageBlocks>& stages, int tp_rank, int tp_size, const ParameterOptions& options)
     : ParameterStore(device, table, stages, tp_rank, tp_size, nullptr, options) {}
 
 ParameterStore::ParameterStore(const Device& device, const ParameterTable& table,
                                const std::vector<StageBlocks>& stages, int tp_rank, int tp_size, Communicator* data,
-                               const Options& options)
+                               const ParameterOptions& options)
     : device_(device),
       options_(options),
       tp_rank_(tp_rank),

@@ -131,6 +131,7 @@ class Writer {
   static std::string write(const std::string& value) { return quoted(value); }
   static std::string write(bool value) { return value ? "true" : "false"; }
   static std::string write(int value) { return std::to_string(value); }
+  static std::string write(std::int64_t value) { return std::to_string(value); }
   static std::string write(double value) { return exact(value); }
   static std::string write(std::uint64_t value) {
     // TOML's integers end at 2^63 - 1.
@@ -236,12 +237,17 @@ class Reader {
       fault(node, key, "must be a whole number of 32 bits");
     }
   }
-  void read(const toml::node& node, const char* key, std::optional<std::int64_t>& value) {
+  void read(const toml::node& node, const char* key, std::int64_t& value) {
     if (const auto number = node.value_exact<std::int64_t>()) {
       value = *number;
     } else {
       fault(node, key, "must be a whole number");
     }
+  }
+  void read(const toml::node& node, const char* key, std::optional<std::int64_t>& value) {
+    std::int64_t number = 0;
+    read(node, key, number);
+    value = number;
   }
   void read(const toml::node& node, const char* key, std::uint64_t& value) {
     if (const auto number = node.value_exact<std::int64_t>(); number && *number >= 0) {

@@ -103,7 +103,7 @@ Replica::Replica(RankContext& context, const RunConfig& run, const ModelConfig& 
   for (std::size_t s = 0; s < spans.size(); ++s) {
     if (rank_of_stage[s] == pipeline_rank) mine.push_back(stage_blocks(spans[s]));
   }
-  const ParameterStore::Options options{.dtype = run.dtype, .zero = run.zero, .bucket_bytes = run.bucket_bytes};
+  const ParameterOptions options{.dtype = run.dtype, .zero = run.zero, .bucket_bytes = run.bucket_bytes};
   store_ =
       std::make_unique<ParameterStore>(device_, table_, mine, tp_.rank(), tp_.size(), groups_.axis(Axis::dp), options);
   partial_ = std::make_unique<TensorPartialGradients>(device_, table_, *store_, *tp_.comm, run.sequence_parallel);

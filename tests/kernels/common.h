@@ -124,6 +124,14 @@ void expect_gradient(const Array& gradient, const Array& x, Loss loss, const std
   }
 }
 
+/// Threads of a test of several threads. GCC's OpenMP library is not instrumented: to ThreadSanitizer its barriers
+/// would look like races, so there it is one.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr int kSeveralThreads = 1;
+#else
+inline constexpr int kSeveralThreads = 3;
+#endif
+
 /// Sets OpenMP's thread count for a scope.
 class Threads {
  public:
@@ -136,16 +144,11 @@ class Threads {
   int before_;
 };
 
-/// Runs `make` (which returns a tensor) with one and with three threads and twice with each: the same bits.
+/// Runs `make` (which returns a tensor) with one and with several threads, twice with each: the same bits.
 template <typename Make>
 void expect_same_bits_on_threads(Make make, const std::string& what) {
-#if defined(__SANITIZE_THREAD__)
-  const int many = 1;  // GCC's OpenMP library is not instrumented: its barriers would look like races
-#else
-  const int many = 3;
-#endif
   std::vector<Tensor> made;
-  for (const int count : {1, 1, many, many}) {
+  for (const int count : {1, 1, kSeveralThreads, kSeveralThreads}) {
     const Threads threads(count);
     made.push_back(make());
   }

@@ -184,6 +184,16 @@ TEST(CrossEntropy, HugeLogitsGiveFiniteLosses) {
   EXPECT_FLOAT_EQ(static_cast<float>(miss.gradient[8]), -1);
 }
 
+TEST(CrossEntropy, TheMaximumIsFoundAtEveryColumn) {
+  const std::int64_t n = 71;  // whole groups of OneLane's partial results and a rest
+  Array logits(size(n * n), -2);
+  for (std::int64_t r = 0; r < n; ++r) logits[size(r * n + r)] = -1;
+  const Tensor max = unset<float>({n});
+  const Tensor ids = int_tensor({n}, std::vector<std::int32_t>(size(n), 0));
+  cross_entropy_statistics(device(), tensor<float>({n, n}, logits), ids, 0, max, unset<float>({n}), unset<float>({n}));
+  EXPECT_EQ(values(max), Array(size(n), -1));
+}
+
 TEST(CrossEntropy, ANanLogitIsNotHidden) {
   const LossCase s{1, 1, 70};
   Array logits(70, 0);
@@ -222,7 +232,7 @@ TEST(AddSquares, DoNotDependOnHowTheTensorIsCut) {
     const double whole = squares_of(t);
     // 64 additions in double a line, exact from there on; the reference adds n numbers.
     EXPECT_NEAR(whole, expected, static_cast<double>(n + 64) * kEps<double> * expected);
-    const Threads threads(2);
+    const Threads threads(kSeveralThreads);
     EXPECT_EQ(squares_of(t), whole);
     for (const std::int64_t part : {64, 640, 6400}) {
       ExactSum sum;

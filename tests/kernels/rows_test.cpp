@@ -1,5 +1,6 @@
 // Norms, activations, additions and dropout. Gradients in double are compared with finite differences of the reference,
 // gradients in float with those in double.
+#include "kernels/body/math.h"
 #include "kernels/common.h"
 
 namespace cuboid::kernels {
@@ -183,6 +184,18 @@ TEST(Norms, BitsDependOnNeitherThreadsNorAddress) {
 }
 
 // ---------------------------------------------------------------- elementwise
+
+TEST(Exp, RelativeErrorIsWithinItsBound) {
+  for (double x = -87; x <= 87; x += 3.7e-4) {
+    const auto in = static_cast<float>(x);
+    const double expected = std::exp(static_cast<double>(in));
+    ASSERT_NEAR(body::exp(in), expected, 0.75 * kEps<float> * expected) << in;
+  }
+  EXPECT_EQ(body::exp(0.0F), 1);
+  EXPECT_FLOAT_EQ(body::exp(-1e30F), body::exp(-87.0F));
+  EXPECT_FLOAT_EQ(body::exp(1e30F), body::exp(87.0F));
+  EXPECT_TRUE(std::isnan(body::exp(std::numeric_limits<float>::quiet_NaN())));
+}
 
 // Points on both sides of the bounds of gelu's clamp, and the plain range densely.
 template <typename T>

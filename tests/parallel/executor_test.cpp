@@ -35,6 +35,8 @@ class FakeStage final : public Stage {
   }
   void weight_gradient(int micro_batch) override { note(ActionKind::weight_gradient, micro_batch); }
   void reduce_gradient() override { note(ActionKind::reduce_gradient, -1); }
+  void unshard() override {}
+  void reshard() override {}
 
   void note(ActionKind kind, int micro_batch) { calls.push_back({kind, stage_, micro_batch}); }
   std::vector<Action> calls;
@@ -173,6 +175,8 @@ TEST(Executor, AStageThatFailsEndsTheRunAndIsNamed) {
     Tensor input_gradient(int, Tensor) override { return {}; }
     void weight_gradient(int) override {}
     void reduce_gradient() override {}
+    void unshard() override {}
+    void reshard() override {}
   };
   const Schedule schedule = lowered(make_schedule({.name = "gpipe", .ranks = 3, .micro_batches = 2}));
   try {

@@ -279,7 +279,7 @@ TEST(ParameterStore, ShardsWhatTheZeroStageSays) {
   constexpr int kRanks = 3;
   for (const int zero : {0, 1, 2, 3}) {
     run_ranks(kRanks, [&](RankContext& context) {
-      const ParameterStore::Options options{.zero = zero, .bucket_bytes = 1000};
+      const ParameterOptions options{.zero = zero, .bucket_bytes = 1000};
       ParameterStore store(context.device, table, blocks_of(0, 1), 0, 1, *context.world, options);
       std::int64_t whole = 0;
       for (const ParameterBucket& bucket : store.buckets()) whole += 4 * bucket.layout.elements;

@@ -48,21 +48,22 @@ struct OwnedStretch {
   std::int64_t at = 0;
 };
 
+struct ParameterOptions {
+  DType dtype = DType::float32;  ///< of the values
+  int zero = 0;
+  std::int64_t bucket_bytes = 4 << 20;
+};
+
 class ParameterStore {
  public:
-  struct Options {
-    DType dtype = DType::float32;  ///< of the values
-    int zero = 0;
-    std::int64_t bucket_bytes = 4 << 20;
-  };
   /// Allocates what the ZeRO stage keeps for the whole run; values undefined, gradients zero.
   /// @param data  the data-parallel group; parts of buckets are its ranks'
   ParameterStore(const Device& device, const ParameterTable& table, const std::vector<StageBlocks>& stages, int tp_rank,
-                 int tp_size, Communicator& data, const Options& options);
+                 int tp_size, Communicator& data, const ParameterOptions& options);
 
   /// Of a single data-parallel rank.
   ParameterStore(const Device& device, const ParameterTable& table, const std::vector<StageBlocks>& stages, int tp_rank,
-                 int tp_size, const Options& options = {});
+                 int tp_size, const ParameterOptions& options = {});
 
   std::deque<ParameterBucket>& buckets() { return buckets_; }
   const std::deque<ParameterBucket>& buckets() const { return buckets_; }
@@ -107,7 +108,7 @@ class ParameterStore {
 
  private:
   ParameterStore(const Device& device, const ParameterTable& table, const std::vector<StageBlocks>& stages, int tp_rank,
-                 int tp_size, Communicator* data, const Options& options);
+                 int tp_size, Communicator* data, const ParameterOptions& options);
   void allocate(ParameterBucket& bucket);
   std::vector<ParameterBucket*> value_buckets(int stage);
   void attach_values(ParameterBucket& bucket);
@@ -115,7 +116,7 @@ class ParameterStore {
   Tensor owned_part(const ParameterBucket& bucket, const Tensor& whole) const;
 
   Device device_;
-  Options options_;
+  ParameterOptions options_;
   int tp_rank_;
   int tp_size_;
   std::unique_ptr<Communicator> alone_;  // where no data-parallel group was given
