@@ -2,6 +2,7 @@
 // may last, and how to wait.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -38,15 +39,22 @@ class World {
   bool any_ended() const { return any_ended_.load(std::memory_order_acquire); }
   bool ended(int rank) const { return ended_[rank].load(std::memory_order_acquire); }
 
-  /// Waits until ready(word's value): a short spin, then sleep.
+  /// Waits until ready(word's value): a short spin, then sleep. How long a thread spins depends on whether it helped
+  /// the last times: it does not when the other one waits for this core, whatever the number of cores.
   /// @param check  called now and then while sleeping with the seconds waited so far; throws to give up
   /// @throws Aborted after abort()
   template <typename Ready, typename Check>
   void await(WaitWord& word, Clock::time_point start, Ready ready, Check check) const {
-    for (int i = 0; i < spins_; ++i) {
-      if (ready(word.load())) return;
+    int& spins = spins_of_this_thread();
+    spins = std::min(spins, most_spins_);
+    for (int i = 0; i < spins; ++i) {
+      if (ready(word.load())) {
+        spins = 2 * spins;
+        return;
+      }
       pause();
     }
+    spins = std::max(kFewestSpins, spins / 2);
     while (true) {
       const std::uint32_t seen = word.load();
       if (ready(seen)) return;
@@ -58,13 +66,15 @@ class World {
   }
 
  private:
+  static constexpr int kFewestSpins = 100;
+  static int& spins_of_this_thread();
   /// The next sleep: short enough to notice an abort soon and the deadline in time.
   std::chrono::nanoseconds slice(double waited) const;
 
   int size_;
   double deadline_;
   int cores_;
-  int spins_;
+  int most_spins_;
   std::unique_ptr<std::atomic<bool>[]> ended_;
   alignas(64) std::atomic<bool> aborted_ = false;
   std::atomic<bool> any_ended_ = false;

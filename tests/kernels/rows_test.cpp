@@ -320,6 +320,22 @@ TEST(Elementwise, AddAndScaleAreExact) {
   EXPECT_THROW(scale(device(), device().zeros({2}, DType::int32), 2), std::logic_error);
 }
 
+TEST(Elementwise, BiasIsAddedToEveryRow) {
+  for (const Rows& r : kRows) {
+    const Array x = normals<float>(18, r.count * r.length);
+    const Array bias = normals<float>(19, r.length);
+    const Tensor xt = tensor<float>({r.count, r.length}, x);
+    const Tensor y = unset<float>(xt.shape());
+    add_bias(device(), xt, tensor<float>({r.length}, bias), y);
+    add_bias(device(), xt, tensor<float>({r.length}, bias), xt);  // in place
+    EXPECT_TRUE(same_bits(xt, y));
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      ASSERT_EQ(y.data<float>()[i], static_cast<float>(x[i]) + static_cast<float>(bias[i % size(r.length)]));
+    }
+    EXPECT_THROW(add_bias(device(), xt, device().zeros({r.length + 1}, DType::float32), y), std::logic_error);
+  }
+}
+
 TEST(Elementwise, BitsDependOnNeitherThreadsNorAddress) {
   const Array x = normals<float>(10, 5 * 2 * 1999, 3);
   const auto run = [&](bool moved) {

@@ -1,5 +1,3 @@
-#include <regex>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,9 +18,10 @@ Drawing drawing(const ScheduleRequest& request, const PipelineCosts& costs = {})
   return out;
 }
 
-int count(const std::string& text, const std::string& pattern) {
-  const std::regex expression(pattern);
-  return static_cast<int>(std::distance(std::sregex_iterator(text.begin(), text.end(), expression), {}));
+int count(const std::string& text, const std::string& part) {
+  int found = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
 }
 
 TEST(DrawText, OneForwardOneBackward) {
@@ -55,7 +54,7 @@ TEST(DrawSvg, OneBoxAnActionAndOneCurveARank) {
   const std::string svg = draw_svg(drawing({"zb-h1", 3, 5}));
   EXPECT_THAT(svg, testing::StartsWith("<svg xmlns="));
   EXPECT_THAT(svg, testing::EndsWith("</svg>\n"));
-  EXPECT_EQ(count(svg, "<title>[0-2][FIW][0-4] "), 3 * 5 * 3);
+  EXPECT_EQ(count(svg, "<title>"), 3 * 5 * 3);
   EXPECT_EQ(count(svg, "class=\"n\""), 3 * 5 * 3);  // every number fits
   EXPECT_EQ(count(svg, "<path d="), 3);
   EXPECT_EQ(count(svg, ">peak 3<"), 3);
@@ -102,9 +101,8 @@ TEST(DrawSvg, TextIsEscapedAndEmptyIsEmpty) {
 
 TEST(DrawSvg, LargeChartsStayBounded) {
   const std::string svg = draw_svg(drawing({"1f1b", 4, 2000}));
-  std::smatch size;
-  ASSERT_TRUE(std::regex_search(svg, size, std::regex("width=\"([0-9]+)\"")));
-  EXPECT_LE(std::stoi(size[1]), 16500);
+  const std::string width = "width=\"";
+  EXPECT_LE(std::stoi(svg.substr(svg.find(width) + width.size())), 16500);
 }
 
 }  // namespace
