@@ -54,7 +54,7 @@ TEST_F(TapeTest, ObserverHearsOfAParameterOnceAfterItsLastUse) {
       tape.weight_gradient();
     }
     // The second use of `shared` in backward order is the first in forward order.
-    EXPECT_EQ(heard, (std::vector<const Parameter*>{&shared, &bias, &first}));
+    ASSERT_EQ(heard, (std::vector<const Parameter*>{&shared, &bias, &first}));
     const std::array<const Parameter*, 3> order = {&shared, &bias, &first};
     for (std::size_t i = 0; i < gradients.size(); ++i) {
       EXPECT_EQ(gradients[i], test::values_of(order[i]->gradient)) << "told before the sum was complete";
