@@ -26,6 +26,13 @@ constexpr std::size_t kParents = 4;
 // A found schedule that is better than a named one by rounding only is not better.
 constexpr double kRounding = 1e-12;
 
+// Rounds of improvement for a pipeline of this size: a round takes time in proportion to it.
+int rounds_for(double stages, double micro_batches) {
+  constexpr double kRounds = 400;
+  constexpr double kActions = 2048;
+  return static_cast<int>(kRounds * std::min(1.0, kActions / (stages * micro_batches)));
+}
+
 std::size_t at(int i) {
   return static_cast<std::size_t>(i);
 }
@@ -244,7 +251,8 @@ class Search {
       const StageCosts& c = request_.costs.of(stage);
       mean += (c.forward + c.input_gradient + c.weight_gradient) / (3.0 * stages_);
     }
-    for (int round = 0; round < request_.rounds; ++round) {
+    const int rounds = request_.rounds > 0 ? request_.rounds : rounds_for(stages_, request_.micro_batches);
+    for (int round = 0; round < rounds; ++round) {
       Candidate& parent = candidates_[at(round) % candidates_.size()];
       if (parent.result.makespan <= best_.lower_bound * (1 + kRounding)) return;
       // A few actions far, or many near.

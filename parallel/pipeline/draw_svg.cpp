@@ -116,6 +116,7 @@ class Chart {
     header();
     legend();
     for (std::size_t rank = 0; rank < timeline_.lanes.size(); ++rank) lane(rank);
+    if (drawing_.arrows) hand_overs();
     time_axis();
     memory();
     out_ += "</svg>\n";
@@ -215,6 +216,42 @@ class Chart {
           y + height / 2 + 3.2, lightness > 150 ? "#1f2530" : "#ffffff", number);
     }
     out_ += '\n';
+  }
+
+  struct Made {
+    std::size_t rank;
+    double end;
+  };
+
+  // A line from each F, B or I to the action of the next stage that uses it, where that is on another rank.
+  void hand_overs() {
+    std::map<std::pair<int, int>, Made> outputs;    // by stage and micro-batch
+    std::map<std::pair<int, int>, Made> gradients;  // of the stage's input
+    for (std::size_t rank = 0; rank < timeline_.lanes.size(); ++rank) {
+      for (const Span& span : timeline_.lanes[rank].spans) {
+        const std::pair<int, int> key{span.action.stage, span.action.micro_batch};
+        if (span.action.kind == ActionKind::forward) outputs[key] = {rank, span.end};
+        if (makes_input_gradient(span.action.kind)) gradients[key] = {rank, span.end};
+      }
+    }
+    out_ += "<g stroke=\"#1f2530\" stroke-width=\"0.8\" stroke-opacity=\"0.45\">\n";
+    for (std::size_t rank = 0; rank < timeline_.lanes.size(); ++rank) {
+      for (const Span& span : timeline_.lanes[rank].spans) {
+        const Action& a = span.action;
+        const bool forward = a.kind == ActionKind::forward;
+        if (!forward && !makes_input_gradient(a.kind)) continue;
+        const auto& made = forward ? outputs : gradients;
+        const auto from = made.find({a.stage + (forward ? -1 : 1), a.micro_batch});
+        if (from == made.end() || from->second.rank == rank) continue;
+        const bool down = from->second.rank < rank;
+        const auto y = [](std::size_t of, bool lower) {
+          return kTop + static_cast<double>(of) * kLane + (lower ? kBox : 0);
+        };
+        add("<line x1=\"{:.2f}\" y1=\"{:.1f}\" x2=\"{:.2f}\" y2=\"{:.1f}\"/>\n", x(from->second.end) - 1,
+            y(from->second.rank, down), x(span.begin) + 1, y(rank, !down));
+      }
+    }
+    out_ += "</g>\n";
   }
 
   void time_axis() {

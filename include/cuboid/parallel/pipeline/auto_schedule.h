@@ -17,7 +17,8 @@ struct AutoRequest {
   PipelineCosts costs;     ///< of every stage (ranks × virtual stages of them), or one for all
   std::optional<int>
       max_activations;  ///< most micro-batches of one stage that a rank may hold; at least virtual_stages
-  int rounds = 400;     ///< of random improvement; the time grows in proportion
+  int rounds =
+      0;  ///< of random improvement; 0: 400, fewer where stages × micro-batches exceed 2048, so that time is bounded
 };
 
 struct AutoSchedule {
