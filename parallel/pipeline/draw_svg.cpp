@@ -42,6 +42,7 @@ constexpr std::array<Style, 8> kStyles = {{
 constexpr double kLeft = 64;        // rank names
 constexpr double kRight = 120;      // figures of each rank
 constexpr double kLane = 26;        // height of a lane of the chart
+constexpr double kArrowLane = 44;   // the same with room for hand-overs between lanes
 constexpr double kBox = 22;         // height of a box in it
 constexpr double kMemoryLane = 26;  // height of a lane of the memory curves
 constexpr double kTop = 92;
@@ -107,7 +108,8 @@ class Chart {
     plot_ = std::clamp(wanted, kMinWidth, kMaxWidth);
     scale_ = timeline_.makespan > 0 ? plot_ / timeline_.makespan : 0;
     ranks_ = static_cast<double>(timeline_.lanes.size());
-    axis_ = kTop + ranks_ * kLane + 8;
+    pitch_ = drawing_.arrows ? kArrowLane : kLane;
+    axis_ = kTop + ranks_ * pitch_ - (pitch_ - kLane) + 8;
     memory_top_ = axis_ + 56;
     height_ = memory_top_ + ranks_ * kMemoryLane + 20;
   }
@@ -180,7 +182,7 @@ class Chart {
 
   void lane(std::size_t rank) {
     const Lane& lane = timeline_.lanes[rank];
-    const double top = kTop + static_cast<double>(rank) * kLane;
+    const double top = kTop + static_cast<double>(rank) * pitch_;
     add("<text x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\" class=\"g\">rank {}</text>\n", kLeft - 10, top + 15.5, rank);
     add("<rect x=\"{}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{}\" rx=\"2\" fill=\"url(#idle)\"/>\n", kLeft, top,
         plot_, kBox);
@@ -244,8 +246,8 @@ class Chart {
         const auto from = made.find({a.stage + (forward ? -1 : 1), a.micro_batch});
         if (from == made.end() || from->second.rank == rank) continue;
         const bool down = from->second.rank < rank;
-        const auto y = [](std::size_t of, bool lower) {
-          return kTop + static_cast<double>(of) * kLane + (lower ? kBox : 0);
+        const auto y = [this](std::size_t of, bool lower) {
+          return kTop + static_cast<double>(of) * pitch_ + (lower ? kBox : 0);
         };
         add("<line x1=\"{:.2f}\" y1=\"{:.1f}\" x2=\"{:.2f}\" y2=\"{:.1f}\"/>\n", x(from->second.end) - 1,
             y(from->second.rank, down), x(span.begin) + 1, y(rank, !down));
@@ -296,6 +298,7 @@ class Chart {
   double plot_ = 0;   // width of the time range
   double scale_ = 0;  // pixels a unit of time
   double ranks_ = 0;
+  double pitch_ = 0;  // of the chart's lanes
   double axis_ = 0;
   double memory_top_ = 0;
   double height_ = 0;

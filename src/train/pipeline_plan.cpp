@@ -89,6 +89,18 @@ bool splits_backward(const Schedule& schedule) {
   });
 }
 
+// What a micro-batch costs each stage, with B whole or in parts as the schedule has it.
+std::vector<double> stage_work(const Schedule& schedule, const PipelineCosts& costs) {
+  std::vector<double> work(static_cast<std::size_t>(schedule.stages));
+  for (const auto& row : schedule.rows) {
+    for (const Action& action : row) {
+      if (computes(action.kind)) work[static_cast<std::size_t>(action.stage)] += costs.of(action);
+    }
+  }
+  for (double& stage : work) stage /= schedule.micro_batches;
+  return work;
+}
+
 // Searches with the layers given; sets the layout's split, schedule and choice if that is the best so far.
 void try_auto(const RunConfig& run, const BlockCosts& blocks, const std::vector<int>& stage_layers,
               PipelineLayout& layout) {
@@ -153,13 +165,7 @@ PipelineLayout plan_pipeline(const RunConfig& run, const ModelConfig& model, con
   const Schedule& schedule = layout.schedule;
   const Simulation predicted = simulate(schedule, layout.costs);
   layout.bubble = predicted.bubble_fraction;
-  layout.stage_work.resize(static_cast<std::size_t>(schedule.stages));
-  for (const auto& row : schedule.rows) {
-    for (const Action& action : row) {
-      if (!computes(action.kind)) continue;
-      layout.stage_work[static_cast<std::size_t>(action.stage)] += layout.costs.of(action) / schedule.micro_batches;
-    }
-  }
+  layout.stage_work = stage_work(schedule, layout.costs);
   layout.barrier = predicted.makespan > 0 ? predicted.barrier / predicted.makespan : 0;
   layout.training = add_step(add_sharding(
       add_reduction(has_transfers(schedule) ? schedule : add_transfers(schedule, SendMode::buffered)), run.zero));
