@@ -39,7 +39,8 @@ std::int64_t parameters(const ModelConfig& c) {
   const std::int64_t norms = (gpt2 ? 4 : 2) * c.hidden;
   std::int64_t layer = c.hidden * (q + 2 * kv) + q * c.hidden + norms;
   layer += (gpt2 ? 2 : 3) * c.hidden * c.ffn;
-  if (c.attention_bias) layer += q + 2 * kv + c.hidden;
+  if (c.attention_bias) layer += q + 2 * kv;
+  if (c.attention_output_bias) layer += c.hidden;
   if (c.mlp_bias) layer += (gpt2 ? 1 : 2) * c.ffn + c.hidden;
   return c.vocab * c.hidden * (c.tied ? 1 : 2) + (gpt2 ? c.positions * c.hidden : 0) + c.layers * layer +
          (gpt2 ? 2 : 1) * c.hidden;
@@ -252,7 +253,7 @@ TEST(Presets, WrittenConfigReadsBackTheSame) {
   ModelConfig odd = load_model("llama-nano");
   odd.rope_scaling = {.kind = RopeScaling::Kind::linear, .factor = 1.0 / 3};
   odd.head_dim = 20;
-  odd.attention_bias = true;
+  odd.attention_bias = odd.attention_output_bias = true;
   odd.norm_eps = 1.1e-7;
   EXPECT_EQ(read_hf_config(write_hf_config(odd), odd.name), odd);
 }

@@ -31,7 +31,7 @@ std::vector<ModelConfig> all_configs() {
   }
   // What no file above has: biases in a Llama, a head of its own in a GPT-2.
   made.push_back(case_config("tiny-odd-newkeys"));
-  made.back().attention_bias = made.back().mlp_bias = true;
+  made.back().attention_bias = made.back().attention_output_bias = made.back().mlp_bias = true;
   made.push_back(case_config("gpt2-124m"));
   made.back().tied = false;
   return made;
