@@ -89,7 +89,13 @@ void announce(const RunConfig& run, const ModelConfig& model, const RunStart& st
                         100 * start.schedule_bubble));
 }
 
-TrainResult run_training(const RunConfig& run, const ModelConfig& model) {
+struct Finished {
+  RunStart start;
+  TrainResult result;
+};
+
+Finished run_training(const RunConfig& run, const ModelConfig& model) {
+  Finished finished;
   std::optional<MetricsFile> metrics;
   std::optional<Progress> progress;
   TrainEvents events;
@@ -98,6 +104,7 @@ TrainResult run_training(const RunConfig& run, const ModelConfig& model) {
       make_output_folder(run);
       metrics.emplace((std::filesystem::path(run.out) / "metrics.jsonl").string());
     }
+    finished.start = start;
     announce(run, model, start);
     progress.emplace(run.steps);
   };
@@ -106,14 +113,19 @@ TrainResult run_training(const RunConfig& run, const ModelConfig& model) {
     progress->step(step);
   };
   events.on_validation = [&](int step, double loss) { progress->validation(step + 1, loss); };
-  return train(run, model, events);
+  finished.result = train(run, model, events);
+  return finished;
 }
 
-std::string summary(const TrainResult& result, const RunConfig& run) {
+std::string summary(const Finished& finished, const RunConfig& run) {
+  const TrainResult& result = finished.result;
   std::string text = fmt::format("steps             {}\nloss              {:.4f}\n", result.steps, result.final_loss);
   if (result.validation_loss) text += fmt::format("validation loss   {:.4f}\n", *result.validation_loss);
   text += fmt::format("tokens a second   {:.0f}\n", result.tokens_per_second);
-  if (run.grid.degree(Axis::pp) > 1) text += fmt::format("bubble            {:.1f} %\n", 100 * result.bubble_fraction);
+  if (run.grid.degree(Axis::pp) > 1) {
+    text += fmt::format("bubble            {:.1f} % (predicted {:.1f} %)\n", 100 * result.bubble_fraction,
+                        100 * finished.start.schedule_bubble);
+  }
   text += fmt::format("weights hash      {}\n", result.weights_hash);
   if (!run.out.empty()) text += fmt::format("written to        {}\n", run.out);
   return text;
@@ -135,8 +147,9 @@ int train_command(const Arguments& arguments) {
   }
   const ModelConfig model = checked_model(run, problems);
   for (const auto& doubt : doubts_about_run(model, run)) log::warning(doubt);
-  const TrainResult result = run_training(run, model);
-  fmt::print("{}", json ? result_document(result, run.grid) + "\n" : summary(result, run));
+  const Finished finished = run_training(run, model);
+  const TrainResult& result = finished.result;
+  fmt::print("{}", json ? result_document(finished.start, result, run.grid) + "\n" : summary(finished, run));
   if (result.nan_stop) {
     throw Error(ErrorKind::failed,
                 fmt::format("the loss of step {} is not a number (--stop-on-nan)", result.steps - 1));
