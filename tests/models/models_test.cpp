@@ -200,7 +200,7 @@ TEST(HuggingFaceNames, AreThoseOfThePublishedFiles) {
 }
 
 TEST(Registry, NamesTheKnownFamilies) {
-  EXPECT_THAT(model_families(), ElementsAre("gpt2", "llama"));
+  EXPECT_THAT(model_families(), ElementsAre("gpt2", "llama", "qwen2", "gemma"));
   ModelConfig config;
   config.family = "mamba";
   try {
@@ -208,7 +208,7 @@ TEST(Registry, NamesTheKnownFamilies) {
     FAIL() << "nothing was refused";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::request);
-    EXPECT_STREQ(error.what(), "model family 'mamba' is unknown; known are gpt2, llama");
+    EXPECT_STREQ(error.what(), "model family 'mamba' is unknown; known are gpt2, llama, qwen2, gemma");
   }
 }
 
