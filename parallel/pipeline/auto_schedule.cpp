@@ -15,6 +15,7 @@
 namespace cuboid {
 namespace {
 
+using pipeline::Halves;
 using pipeline::list_schedule;
 using pipeline::ListPolicy;
 using pipeline::ListProblem;
@@ -156,7 +157,12 @@ struct Candidate {
 
 class Search {
  public:
-  explicit Search(const AutoRequest& request) : request_(request), stages_(request.ranks * request.virtual_stages) {}
+  explicit Search(const AutoRequest& request) : request_(request), stages_(request.ranks * request.virtual_stages) {
+    for (int stage = 0; stage < stages_; ++stage) {
+      const StageCosts& c = request.costs.of(stage);
+      whole_is_cheaper_ |= c.backward < (c.input_gradient + c.weight_gradient) * (1 - kRounding);
+    }
+  }
 
   AutoSchedule run() {
     best_.makespan = std::numeric_limits<double>::infinity();
@@ -231,9 +237,12 @@ class Search {
     const double early = *std::min_element(keys.forward.begin(), keys.forward.end());
     for (double& key : fill.weight_gradient) key += 1 + late - early;
     for (double patience : {0.0, 0.5, 1.0}) {
-      add(problem, keys, {true, patience}, origin);
-      add(problem, fill, {true, patience}, origin);
-      add(problem, keys, {false, patience}, origin);
+      add(problem, keys, {Halves::whole, patience}, origin);
+      for (const Halves halves : {Halves::apart, Halves::apart_if_equal}) {
+        if (halves == Halves::apart_if_equal && !whole_is_cheaper_) continue;  // the same
+        add(problem, keys, {halves, patience}, origin);
+        add(problem, fill, {halves, patience}, origin);
+      }
     }
   }
 
@@ -312,6 +321,7 @@ class Search {
 
   const AutoRequest& request_;
   int stages_;
+  bool whole_is_cheaper_ = false;  // a stage's B takes less than its I and W
   AutoSchedule best_;
   std::vector<Schedule> placements_;  // one schedule of each placement
   std::vector<Candidate> candidates_;
