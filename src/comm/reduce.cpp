@@ -30,6 +30,12 @@ A combine(A a, A b) {
   }
 }
 
+// A function of its own: where the compiler merges this loop with those around it, it gives up vectorising it.
+template <typename T, ReduceOp op, typename A>
+[[gnu::noinline]] void accumulate(A* __restrict sum, const T* __restrict next, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) sum[i] = combine<op>(sum[i], static_cast<A>(next[i]));
+}
+
 template <typename T, ReduceOp op>
 void reduce_as(std::span<std::byte* const> ins, std::int64_t in_offset, std::span<std::byte* const> outs,
                std::int64_t out_offset, std::int64_t count) {
@@ -40,14 +46,11 @@ void reduce_as(std::span<std::byte* const> ins, std::int64_t in_offset, std::spa
     const auto input = [&](std::size_t r) { return reinterpret_cast<const T*>(ins[r]) + in_offset + begin; };
     const T* first = input(0);
     for (std::int64_t i = 0; i < n; ++i) sum[i] = static_cast<A>(first[i]);
-    for (std::size_t r = 1; r < ins.size(); ++r) {
-      const T* next = input(r);
-      for (std::int64_t i = 0; i < n; ++i) sum[i] = combine<op>(sum[i], static_cast<A>(next[i]));
-    }
-    for (std::byte* out : outs) {
-      T* result = reinterpret_cast<T*>(out) + out_offset + begin;
-      for (std::int64_t i = 0; i < n; ++i) result[i] = static_cast<T>(sum[i]);
-    }
+    for (std::size_t r = 1; r < ins.size(); ++r) accumulate<T, op>(sum, input(r), n);
+    const auto output = [&](std::size_t r) { return reinterpret_cast<T*>(outs[r]) + out_offset + begin; };
+    T* result = output(0);
+    for (std::int64_t i = 0; i < n; ++i) result[i] = static_cast<T>(sum[i]);
+    for (std::size_t r = 1; r < outs.size(); ++r) std::copy(result, result + n, output(r));
   }
 }
 

@@ -40,7 +40,7 @@ TEST(Requests, HelpAndVersion) {
     EXPECT_THAT(outcome.out, AllOf(HasSubstr("train"), HasSubstr("models"), HasSubstr("Exit status")));
     EXPECT_EQ(outcome.err, "");
   }
-  for (const char* command : {"train", "models"}) {
+  for (const char* command : {"train", "models", "schedule"}) {
     const Outcome outcome = run_cuboid({command, "--help"});
     EXPECT_EQ(outcome.status, 0);
     EXPECT_THAT(outcome.out, HasSubstr(std::string("Usage: cuboid ") + command));
