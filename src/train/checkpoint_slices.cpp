@@ -1,12 +1,17 @@
 // Which elements of the global tensors a rank holds, writes and reads.
 #include <algorithm>
+#include <limits>
 
 #include <fmt/format.h>
 
+#include "cuboid/models/registry.h"
 #include "cuboid/train/checkpointing.h"
 
 namespace cuboid {
 namespace {
+
+constexpr std::int64_t kMostSteps = std::numeric_limits<int>::max();
+constexpr std::int64_t kMostSamples = std::int64_t{1} << 62;
 
 std::string named(std::string_view kind, const std::string& parameter) {
   return std::string(kind) + parameter;
@@ -132,6 +137,11 @@ void check_checkpoint(const Checkpoint& checkpoint, const ModelConfig& model, Pr
   if (has_moments(checkpoint)) kinds.insert(kinds.end(), {kFirstMoments, kSecondMoments});
   std::vector<std::string> faults;
   std::size_t known = 0;
+  if (const auto& index = checkpoint.index(); index.step > kMostSteps || index.optimizer_steps > kMostSteps) {
+    faults.push_back(fmt::format("{} steps are done; at most {} can be", index.step, kMostSteps));
+  } else if (index.samples > kMostSamples) {
+    faults.push_back(fmt::format("{} samples are consumed; at most {} can be", index.samples, kMostSamples));
+  }
   for (const ParameterInfo& info : table.rows()) {
     if (!info.tied_with.empty()) continue;
     for (const std::string_view kind : kinds) {
