@@ -190,13 +190,11 @@ int schedule_command(const Arguments& arguments) {
   Drawing drawing;
   drawing.title =
       fmt::format("{} · {} ranks · {} micro-batches", schedule.name, schedule.ranks(), schedule.micro_batches);
+  const StageCosts& c = request.costs;
+  drawing.subtitle = fmt::format("F {}, B {}, I {}, W {}, transfer {}", c.forward, c.backward, c.input_gradient,
+                                 c.weight_gradient, request.transfer);
   drawing.spans = timed.spans;
-  if (request.format == Format::text) {
-    fmt::print("{}", draw_text(drawing));  // says makespan and bubble itself
-    return 0;
-  }
-  drawing.subtitle = fmt::format("makespan {:.6g}, bubble {:.1f} %", timed.makespan, 100 * timed.bubble_fraction);
-  fmt::print("{}", draw_svg(drawing));
+  fmt::print("{}", request.format == Format::svg ? draw_svg(drawing) : draw_text(drawing));
   return 0;
 }
 

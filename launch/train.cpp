@@ -118,10 +118,16 @@ void warn_of_other_checkpoints(const RunConfig& run) {
       fmt::format("--out {}: holds checkpoints of an earlier run; --resume auto would go on from there", run.out));
 }
 
-TrainResult run_training(const RunConfig& asked, const ModelConfig& model, const Checkpoint* checkpoint) {
+struct Finished {
+  RunStart start;
+  TrainResult result;
+};
+
+Finished run_training(const RunConfig& asked, const ModelConfig& model, const Checkpoint* checkpoint) {
   const RunConfig run = with_absolute_paths(asked);
   const int first_step = checkpoint ? static_cast<int>(checkpoint->index().step) : 0;
   std::unique_ptr<FolderLock> lock;
+  Finished finished;
   std::optional<MetricsFile> metrics;
   std::optional<Progress> progress;
   TrainEvents events;
@@ -132,6 +138,7 @@ TrainResult run_training(const RunConfig& asked, const ModelConfig& model, const
       if (checkpoint == nullptr) warn_of_other_checkpoints(run);
       metrics.emplace((out / "metrics.jsonl").string(), first_step);
     }
+    finished.start = start;
     announce(run, model, start);
     if (checkpoint) announce_resume(*checkpoint, run);
     progress.emplace(first_step, run.steps);
@@ -146,7 +153,8 @@ TrainResult run_training(const RunConfig& asked, const ModelConfig& model, const
   };
   listen_for_stop();
   events.stop_wanted = [] { return !stop_signal().empty(); };
-  return train(run, model, events, checkpoint);
+  finished.result = train(run, model, events, checkpoint);
+  return finished;
 }
 
 void announce_stop(const TrainResult& result, const RunConfig& run) {
@@ -157,11 +165,15 @@ void announce_stop(const TrainResult& result, const RunConfig& run) {
                                         : fmt::format("; --resume auto --out {} goes on from there", run.out)));
 }
 
-std::string summary(const TrainResult& result, const RunConfig& run) {
+std::string summary(const Finished& finished, const RunConfig& run) {
+  const TrainResult& result = finished.result;
   std::string text = fmt::format("steps             {}\nloss              {:.4f}\n", result.steps, result.final_loss);
   if (result.validation_loss) text += fmt::format("validation loss   {:.4f}\n", *result.validation_loss);
   text += fmt::format("tokens a second   {:.0f}\n", result.tokens_per_second);
-  if (run.grid.degree(Axis::pp) > 1) text += fmt::format("bubble            {:.1f} %\n", 100 * result.bubble_fraction);
+  if (run.grid.degree(Axis::pp) > 1) {
+    text += fmt::format("bubble            {:.1f} % (predicted {:.1f} %)\n", 100 * result.bubble_fraction,
+                        100 * finished.start.schedule_bubble);
+  }
   text += fmt::format("weights hash      {}\n", result.weights_hash);
   if (!run.out.empty()) text += fmt::format("written to        {}\n", run.out);
   return text;
@@ -184,9 +196,10 @@ int train_command(const Arguments& arguments) {
   const Checkpoint* checkpoint = draft.checkpoint ? &*draft.checkpoint : nullptr;
   const ModelConfig model = checked_model(run, checkpoint, problems);
   for (const auto& doubt : doubts_about_run(model, run)) log::warning(doubt);
-  const TrainResult result = run_training(run, model, checkpoint);
+  const Finished finished = run_training(run, model, checkpoint);
+  const TrainResult& result = finished.result;
   if (result.stopped) announce_stop(result, run);
-  fmt::print("{}", json ? result_document(result, run.grid) + "\n" : summary(result, run));
+  fmt::print("{}", json ? result_document(finished.start, result, run.grid) + "\n" : summary(finished, run));
   if (result.nan_stop) {
     throw Error(ErrorKind::failed,
                 fmt::format("the loss of step {} is not a number (--stop-on-nan)", result.steps - 1));

@@ -61,9 +61,8 @@ class Llama final : public Model {
     return ops::dropout_add(f.tape, h, x, f.dropout(i + 1, "mlp_residual"));
   }
 
-  Var head(Forward& f, const Var& x) const override {
-    const Var h = ops::rms_norm(f.tape, x, f["final_norm.weight"], f.config.norm_eps);
-    return column_linear(f.tape, f.tp, h, f["head.weight"], nullptr);  // (T,B,V/tp)
+  Var final_norm(Forward& f, const Var& x) const override {
+    return ops::rms_norm(f.tape, x, f["final_norm.weight"], f.config.norm_eps);
   }
 
   std::vector<HfTensor> hugging_face_tensors(const ModelConfig& c) const override {

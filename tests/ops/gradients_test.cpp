@@ -3,8 +3,6 @@
 #include <functional>
 #include <limits>
 
-#include <omp.h>
-
 #include "cuboid/ops/ops.h"
 
 #include "tensors.h"
@@ -118,10 +116,7 @@ void expect_derivatives(const Problem& problem, Values& argument, const Values& 
   EXPECT_GT(largest, 1000 * tolerance) << what;
 }
 
-class Gradients : public testing::TestWithParam<OpCase> {
- protected:
-  Gradients() { omp_set_num_threads(1); }  // tensors this small gain nothing from more
-};
+class Gradients : public testing::TestWithParam<OpCase> {};
 
 TEST_P(Gradients, AreTheDerivativesAndTheSameWholeOrSplit) {
   Problem problem(GetParam());

@@ -37,6 +37,10 @@ Var embedding(Tape& tape, const Tensor& tokens, Parameter& table, std::int64_t f
 /// x (T,B,C) + table rows first_position + t.
 Var add_positions(Tape& tape, const Var& x, Parameter& table, std::int64_t first_position);
 
+/// y = part(x), of which only x is kept: backward runs the part again, on a tape of its own, before it differentiates
+/// it. The part must compute the same bits both times (dropout is keyed, so it does).
+Var recompute(Tape& tape, const Var& x, std::function<Var(Tape&, const Var&)> part);
+
 /// Rotary tables (T,D/2) of the angles position · frequency[j], positions first_position … first_position + T - 1.
 /// Computed in double, stored as dtype.
 struct RopeTables {
