@@ -170,18 +170,16 @@ class IndexReader {
 };
 
 CheckpointIndex read_index(std::string_view text, const std::string& source, Problems& problems) {
-  std::uint64_t stored = 0;
-  const std::string_view digits = text.substr(std::min(text.size(), kChecksumKey.size()), kHexDigits);
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), stored, 16);
-  if (!text.starts_with(kChecksumKey) || text.size() < kFirstLine || error != std::errc() ||
-      end != digits.data() + kHexDigits ||
-      text.substr(kFirstLine - kChecksumEnd.size(), kChecksumEnd.size()) != kChecksumEnd) {
+  const bool framed = text.size() >= kFirstLine && text.starts_with(kChecksumKey) &&
+                      text.substr(kFirstLine - kChecksumEnd.size(), kChecksumEnd.size()) == kChecksumEnd;
+  if (!framed) {
     throw Error(ErrorKind::request, source + ": is not the index of a checkpoint: its first line holds no checksum");
   }
+  const std::string_view stored = text.substr(kChecksumKey.size(), kHexDigits);
   const std::string_view rest = text.substr(kFirstLine);
-  if (const std::uint64_t found = checksum_of(rest.data(), rest.size()); found != stored) {
-    throw Error(ErrorKind::request, fmt::format("{}: is damaged: its checksum is {}, the first line says {}", source,
-                                                hex(found), hex(stored)));
+  if (const std::string found = hex(checksum_of(rest.data(), rest.size())); found != stored) {
+    throw Error(ErrorKind::request,
+                fmt::format("{}: is damaged: its checksum is {}, the first line says {}", source, found, stored));
   }
   const Json json = parse_json(text, source, problems);
   problems.throw_if_any();
