@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include "cuboid/core/log.h"
 #include "cuboid/core/text.h"
@@ -12,6 +13,7 @@
 #include "cuboid/formats/hf_config.h"
 #include "cuboid/formats/run_file.h"
 #include "cuboid/formats/safetensors.h"
+#include "cuboid/models/registry.h"
 #include "cuboid/train/check.h"
 #include "cuboid/train/data.h"
 #include "cuboid/train/trainer.h"
@@ -43,6 +45,19 @@ void collect(Problems& problems, const Look& look) {
   }
 }
 
+// What cannot fit is refused here, not by the kernel's killer: weights, gradients and optimizer state of every replica,
+// in float32 and without activations, are a lower bound of what the ranks of this process need.
+void check_memory(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+  const double per_weight = run.optimizer.kind == OptimizerKind::adamw ? 16 : 8;
+  const double needed = per_weight * static_cast<double>(parameters_of(model).total()) * run.grid.degree(Axis::dp);
+  const double present = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  if (needed <= present) return;
+  problems.add(fmt::format(
+      "--model {}: weights, gradients and optimizer state take {} with --dp {}; this machine has {} of memory",
+      run.model, human_bytes(static_cast<std::uint64_t>(needed)), run.grid.degree(Axis::dp),
+      human_bytes(static_cast<std::uint64_t>(present))));
+}
+
 ModelConfig checked_model(const RunConfig& run, const Checkpoint* checkpoint, Problems& problems) {
   std::optional<ModelConfig> model;
   if (run.model.empty()) {
@@ -52,6 +67,7 @@ ModelConfig checked_model(const RunConfig& run, const Checkpoint* checkpoint, Pr
   }
   if (model) {
     check_run(*model, run, problems);
+    check_memory(*model, run, problems);
   } else {
     check_settings(run, problems);
   }

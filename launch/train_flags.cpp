@@ -5,6 +5,7 @@
 #include "cuboid/core/text.h"
 #include "cuboid/formats/run_file.h"
 #include "cuboid/parallel/pipeline/generators.h"
+#include "cuboid/train/check.h"
 
 namespace cuboid::launch {
 namespace {

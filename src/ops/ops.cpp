@@ -67,15 +67,28 @@ Var layer_norm(Tape& tape, const Var& x, Parameter& weight, Parameter& bias, dou
   });
 }
 
-Var rms_norm(Tape& tape, const Var& x, Parameter& weight, double eps) {
+namespace {
+
+// The weight that a norm multiplies by.
+Tensor shifted(const Device& device, const Parameter& weight, double offset) {
+  if (offset == 0) return weight.value;
+  const Tensor sum = device.empty(weight.value.shape(), weight.value.dtype(), Category::workspace);
+  kernels::shift(device, weight.value, offset, sum);
+  return sum;
+}
+
+}  // namespace
+
+Var rms_norm(Tape& tape, const Var& x, Parameter& weight, double eps, double offset) {
+  const Device& device = tape.device();
   const Tensor y = like(tape, x.value());
-  const Tensor rstd = tape.device().empty({x.shape().rows()}, x.value().dtype());
-  kernels::rms_norm(tape.device(), x.value(), weight.value, eps, y, rstd);
-  Var result =
-      tape.record(y, {x.slot()}, {&weight}, [slot = x.slot(), x = x.value(), rstd, &weight](Tape& t, Tensor dy) {
+  const Tensor rstd = device.empty({x.shape().rows()}, x.value().dtype());
+  kernels::rms_norm(device, x.value(), shifted(device, weight, offset), eps, y, rstd);
+  Var result = tape.record(
+      y, {x.slot()}, {&weight}, [slot = x.slot(), x = x.value(), rstd, &weight, offset](Tape& t, Tensor dy) {
         if (slot.wanted()) {
           const Tensor dx = like(t, x);
-          kernels::rms_norm_input_gradient(t.device(), dy, x, weight.value, rstd, dx);
+          kernels::rms_norm_input_gradient(t.device(), dy, x, shifted(t.device(), weight, offset), rstd, dx);
           t.contribute(slot, dx);
         }
         t.defer({&weight}, [device = t.device(), x, dy, rstd, &weight] {
@@ -83,10 +96,10 @@ Var rms_norm(Tape& tape, const Var& x, Parameter& weight, double eps) {
         });
       });
   if (!tape.recomputes_cheap()) return result;
-  return result.recomputed_by([device = tape.device(), x = x.value(), &weight, eps] {
+  return result.recomputed_by([device, x = x.value(), &weight, eps, offset] {
     const Tensor again = device.empty(x.shape(), x.dtype());
     const Tensor statistics = device.empty({x.shape().rows()}, x.dtype(), Category::workspace);
-    kernels::rms_norm(device, x, weight.value, eps, again, statistics);
+    kernels::rms_norm(device, x, shifted(device, weight, offset), eps, again, statistics);
     return again;
   });
 }
@@ -108,19 +121,46 @@ Var gelu(Tape& tape, const Var& x) {
   });
 }
 
-Var swiglu(Tape& tape, const Var& gate_up) {
+namespace {
+
+using GatedKernel = void (*)(const Device&, const Tensor&, const Tensor&);
+using GatedGradient = void (*)(const Device&, const Tensor&, const Tensor&, const Tensor&);
+
+// (…,2F) gate | up → (…,F) by a pair of kernels.
+Var gated(Tape& tape, const Var& gate_up, GatedKernel kernel, GatedGradient gradient) {
   const Tensor y = tape.device().empty(with_last(gate_up.shape(), gate_up.shape()[-1] / 2), gate_up.value().dtype());
-  kernels::swiglu(tape.device(), gate_up.value(), y);
-  Var result = tape.record(y, {gate_up.slot()}, {}, [slot = gate_up.slot(), x = gate_up.value()](Tape& t, Tensor dy) {
-    const Tensor dx = like(t, x);
-    kernels::swiglu_gradient(t.device(), dy, x, dx);
-    t.contribute(slot, dx);
-  });
+  kernel(tape.device(), gate_up.value(), y);
+  Var result =
+      tape.record(y, {gate_up.slot()}, {}, [slot = gate_up.slot(), x = gate_up.value(), gradient](Tape& t, Tensor dy) {
+        const Tensor dx = like(t, x);
+        gradient(t.device(), dy, x, dx);
+        t.contribute(slot, dx);
+      });
   if (!tape.recomputes_cheap()) return result;
-  return result.recomputed_by([device = tape.device(), x = gate_up.value(), shape = y.shape()] {
+  return result.recomputed_by([device = tape.device(), x = gate_up.value(), shape = y.shape(), kernel] {
     const Tensor again = device.empty(shape, x.dtype());
-    kernels::swiglu(device, x, again);
+    kernel(device, x, again);
     return again;
+  });
+}
+
+}  // namespace
+
+Var swiglu(Tape& tape, const Var& gate_up) {
+  return gated(tape, gate_up, kernels::swiglu, kernels::swiglu_gradient);
+}
+
+Var geglu(Tape& tape, const Var& gate_up) {
+  return gated(tape, gate_up, kernels::geglu, kernels::geglu_gradient);
+}
+
+Var scale(Tape& tape, const Var& x, double factor) {
+  const Tensor y = tape.device().clone(x.value());
+  kernels::scale(tape.device(), y, factor);
+  return tape.record(y, {x.slot()}, {}, [slot = x.slot(), factor](Tape& t, Tensor dy) {
+    Tensor dx = dy.unique() ? std::move(dy) : t.device().clone(dy);
+    kernels::scale(t.device(), dx, factor);
+    t.contribute(slot, std::move(dx));
   });
 }
 

@@ -102,6 +102,12 @@ TEST(Requests, WhatIsMissing) {
   expect_refused({"train", "--model"}, {"--model: needs a value (M)"});
 }
 
+TEST(Requests, ModelThatCannotFitInMemory) {
+  const std::string data = kOracle + "/tokens.bin";
+  expect_refused({"train", "--model", "llama3.1-70b", "--dp", "1000", "--global-batch", "1000", "--data", data},
+                 {"--model llama3.1-70b: weights, gradients and optimizer state take"});  // 1.1 PB
+}
+
 TEST(Requests, OutputThatCannotBeWritten) {
   const fs::path folder = fresh_folder("unwritable");
   std::ofstream(folder / "file") << "text";

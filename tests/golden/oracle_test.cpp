@@ -57,6 +57,13 @@ std::vector<Layout> training_layouts() {
       {.model = "llama-tiny", .dp = 4, .micro_batch = 1},
       {.model = "llama-tiny", .tp = 2, .pp = 2, .dp = 2, .schedule = "gpipe", .micro_batch = 1},
       {.model = "llama-tiny", .tp = 2, .pp = 2, .dp = 2, .sequence_parallel = true, .order = "dp-pp-tp"},
+      {.model = "qwen2-tiny", .micro_batch = 4},
+      {.model = "qwen2-tiny", .tp = 4, .sequence_parallel = true},  // 2 key/value heads: two ranks hold each
+      {.model = "qwen2-tiny", .tp = 2, .pp = 2, .dp = 2},
+      {.model = "gemma-tiny", .micro_batch = 4},
+      {.model = "gemma-tiny", .tp = 4, .sequence_parallel = true},  // 1 key/value head on all ranks
+      {.model = "gemma-tiny", .tp = 2, .pp = 2, .dp = 2},
+      {.model = "gemma-tiny", .pp = 4, .micro_batch = 1},
       {.model = "llama-odd"},
       {.model = "llama-odd", .tp = 2, .micro_batch = 4},
       {.model = "llama-odd", .tp = 2, .sequence_parallel = true, .micro_batch = 1},

@@ -11,10 +11,15 @@ namespace cuboid::ops {
 /// y (…,out) = x (…,in) · weightᵀ + bias; weight (out,in), bias (out) or null.
 Var linear(Tape& tape, const Var& x, Parameter& weight, Parameter* bias);
 Var layer_norm(Tape& tape, const Var& x, Parameter& weight, Parameter& bias, double eps);
-Var rms_norm(Tape& tape, const Var& x, Parameter& weight, double eps);
+/// `offset` is added to the weight (Gemma: 1).
+Var rms_norm(Tape& tape, const Var& x, Parameter& weight, double eps, double offset = 0);
 Var gelu(Tape& tape, const Var& x);
 /// (…,2F) gate | up → (…,F).
 Var swiglu(Tape& tape, const Var& gate_up);
+/// The same with tanh GELU in place of SiLU.
+Var geglu(Tape& tape, const Var& gate_up);
+/// x · factor.
+Var scale(Tape& tape, const Var& x, double factor);
 Var add(Tape& tape, const Var& a, const Var& b);
 Var dropout(Tape& tape, const Var& x, const kernels::Dropout& mask);
 /// residual + dropout(x).
