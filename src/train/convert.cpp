@@ -199,7 +199,8 @@ void import_hugging_face(const std::string& from, const std::string& folder, std
   const NewFolder made(folder);
   CheckpointFiles files(made.temporary(), file_bytes);
   const auto tensors = model_of(model).hugging_face_tensors(model);
-  for (const ParameterInfo& info : parameters_of(model).rows()) {
+  const ParameterTable table = parameters_of(model);
+  for (const ParameterInfo& info : table.rows()) {
     if (!info.tied_with.empty()) continue;
     const std::int64_t inner = info.shape.elements() / info.shape[0];
     std::vector<float> values(static_cast<std::size_t>(info.shape.elements()));
