@@ -120,19 +120,19 @@ void MegatronIndex::check(const MappedFile& file, std::uint64_t bin_bytes) {
   }
   type_ = type_of(load<std::uint8_t>(bytes, 17), path);
   const auto sequences = load<std::uint64_t>(bytes, 18);
-  const auto documents = load<std::uint64_t>(bytes, 26);
+  const auto entries = load<std::uint64_t>(bytes, 26);
   // Counts against the size, in a way that no count can overflow.
   const std::uint64_t body = bytes.size() - kHeaderBytes;
-  const bool plausible = sequences <= body / kSequenceBytes && documents <= body / kDocumentBytes;
-  const std::uint64_t needed = plausible ? sequences * kSequenceBytes + documents * kDocumentBytes : 0;
+  const bool plausible = sequences <= body / kSequenceBytes && entries <= body / kDocumentBytes;
+  const std::uint64_t needed = plausible ? sequences * kSequenceBytes + entries * kDocumentBytes : 0;
   has_modes_ = plausible && body == needed + sequences && sequences > 0;
   if (!plausible || (body != needed && !has_modes_)) {
     refuse(path, fmt::format("says {} sequences and {} document boundaries, which do not fit its {} bytes", sequences,
-                             documents, bytes.size()));
+                             entries, bytes.size()));
   }
-  if (documents == 0) refuse(path, "has no document boundaries; the first must be 0");
+  if (entries == 0) refuse(path, "has no document boundaries; the first must be 0");
   sequences_ = static_cast<std::int64_t>(sequences);
-  document_entries_ = static_cast<std::int64_t>(documents);
+  document_entries_ = static_cast<std::int64_t>(entries);
   const auto width = static_cast<std::int64_t>(size_of(type_));
   std::int64_t at = 0;
   for (std::int64_t i = 0; i < sequences_; ++i) {
