@@ -84,7 +84,8 @@ bool MegatronIndex::is_pair(const std::string& path) {
   const std::string prefix = prefix_of(path);
   std::error_code ignored;
   if (!fs::is_regular_file(prefix + ".idx", ignored) || !fs::is_regular_file(prefix + ".bin", ignored)) return false;
-  const auto bytes = MappedFile::open(prefix + ".idx")->bytes();
+  const auto file = MappedFile::open(prefix + ".idx");
+  const auto bytes = file->bytes();
   const std::string_view head(reinterpret_cast<const char*>(bytes.data()), std::min(bytes.size(), kMagic.size()));
   // A file that was cut inside its header is one, too: it is refused with its fault.
   return head.size() >= kOldMagic.size() && (head == kMagic || head.starts_with(kOldMagic));
