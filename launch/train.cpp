@@ -143,6 +143,9 @@ std::string summary(const Finished& finished, const RunConfig& run) {
                         100 * finished.start.schedule_bubble);
   }
   text += fmt::format("weights hash      {}\n", result.weights_hash);
+  if (result.skipped_steps > 0) {
+    text += fmt::format("skipped steps     {} (loss or gradient not finite)\n", result.skipped_steps);
+  }
   if (!run.out.empty()) text += fmt::format("written to        {}\n", run.out);
   return text;
 }
@@ -168,7 +171,7 @@ int train_command(const Arguments& arguments) {
   fmt::print("{}", json ? result_document(finished.start, result, run.grid) + "\n" : summary(finished, run));
   if (result.nan_stop) {
     throw Error(ErrorKind::failed,
-                fmt::format("the loss of step {} is not a number (--stop-on-nan)", result.steps - 1));
+                fmt::format("loss or gradient of step {} is not finite (--stop-on-nan)", result.steps - 1));
   }
   return 0;
 }

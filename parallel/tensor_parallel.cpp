@@ -174,8 +174,7 @@ struct ChunkedLoss {
   Tensor differentiate(std::int64_t begin, const Tensor& logits) const {
     const std::int64_t rows = logits.dim(0);
     const DType dtype = weight->value.dtype();
-    Tensor dlogits =
-        dtype == logits.dtype() ? logits : device.empty(logits.shape(), dtype, Category::workspace);
+    Tensor dlogits = dtype == logits.dtype() ? logits : device.empty(logits.shape(), dtype, Category::workspace);
     kernels::cross_entropy_gradient(device, logits, targets.narrow(begin, rows), first_row, statistic(0, begin, rows),
                                     statistic(1, begin, rows), factor, dlogits);
     return dlogits;

@@ -65,6 +65,8 @@ void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Vis
   visit("stage-layers", "layers of each stage; empty: balanced by cost", run.stage_layers);
   visit.section("Training");
   visit("dtype", "compute type, float32 or bfloat16", run.dtype, kDTypes);
+  visit("reduce-dtype", "type of sums between ranks, float32, or bfloat16 to halve their bytes", run.reduce_dtype,
+        kDTypes);
   visit("recompute", "activations computed again in backward: none, selective or full", run.recompute, kRecompute);
   visit("micro-batch", "samples a rank computes at once", run.micro_batch);
   visit("global-batch", "samples a step, over all ranks", run.global_batch);

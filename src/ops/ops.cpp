@@ -75,17 +75,17 @@ Var rms_norm(Tape& tape, const Var& x, Parameter& weight, double eps, double off
   const Tensor y = like(tape, x.value());
   const Tensor rstd = statistics(device, x.value());
   kernels::rms_norm(device, x.value(), weight.value, offset, eps, y, rstd);
-  Var result = tape.record(
-      y, {x.slot()}, {&weight}, [slot = x.slot(), x = x.value(), rstd, &weight, offset](Tape& t, Tensor dy) {
-        if (slot.wanted()) {
-          const Tensor dx = like(t, x);
-          kernels::rms_norm_input_gradient(t.device(), dy, x, weight.value, offset, rstd, dx);
-          t.contribute(slot, dx);
-        }
-        t.defer({&weight}, [device = t.device(), x, dy, rstd, &weight] {
-          kernels::rms_norm_weight_gradient(device, dy, x, rstd, weight.gradient);
-        });
-      });
+  Var result = tape.record(y, {x.slot()}, {&weight},
+                           [slot = x.slot(), x = x.value(), rstd, &weight, offset](Tape& t, Tensor dy) {
+                             if (slot.wanted()) {
+                               const Tensor dx = like(t, x);
+                               kernels::rms_norm_input_gradient(t.device(), dy, x, weight.value, offset, rstd, dx);
+                               t.contribute(slot, dx);
+                             }
+                             t.defer({&weight}, [device = t.device(), x, dy, rstd, &weight] {
+                               kernels::rms_norm_weight_gradient(device, dy, x, rstd, weight.gradient);
+                             });
+                           });
   if (!tape.recomputes_cheap()) return result;
   return result.recomputed_by([device, x = x.value(), &weight, eps, offset] {
     const Tensor again = device.empty(x.shape(), x.dtype());
@@ -209,7 +209,7 @@ Var attention(Tape& tape, const Var& qkv, const AttentionShape& shape, const Ten
   const Tensor k = device.empty({batch, shape.kv_heads, length, shape.head_dim}, dtype);  // (B,K,T,D)
   const Tensor v = device.empty({batch, shape.kv_heads, length, shape.head_dim}, dtype);  // (B,K,T,D)
   kernels::split_heads(device, qkv.value(), cos, sin, q, k, v);
-  const Tensor out = device.empty({length, batch, shape.heads * shape.head_dim}, dtype);  // (T,B,H*D)
+  const Tensor out = device.empty({length, batch, shape.heads * shape.head_dim}, dtype);   // (T,B,H*D)
   const Tensor log_sum = device.empty({batch, shape.heads, length}, compute_type(dtype));  // (B,H,T)
   kernels::attention(device, q, k, v, mask, out, log_sum);
   // Only the shape of qkv is needed afterwards: q, k and v hold its rotated values.

@@ -70,7 +70,8 @@ class RankTrainer {
       } else {
         result.bubble_fraction += metrics.bubble_fraction / (in_.run.steps - 1);
       }
-      result.nan_stop = in_.run.stop_on_nan && !std::isfinite(metrics.loss);
+      result.skipped_steps = metrics.skipped_steps;
+      result.nan_stop = in_.run.stop_on_nan && result.skipped_steps > 0;
       if (in_.run.data.eval_every > 0 && ((s + 1) % in_.run.data.eval_every == 0 || s + 1 == in_.run.steps)) {
         const Clock::time_point pause = Clock::now();
         result.validation_loss = validate();
@@ -117,13 +118,23 @@ class RankTrainer {
     return metrics;
   }
 
-  // The schedule's STEP: global norm, clipping, optimizer.
+  // The schedule's STEP: global norm, clipping, optimizer. Norm and loss are the same numbers on every rank, so all of
+  // them leave out the same update: one with a number that is not finite would destroy the weights for good.
   void update(int s, StepMetrics& metrics) {
     if (s == 0 && !in_.run.dump_grads.empty()) dump_gradients();
     const Groups& groups = replica_.groups();
     metrics.grad_norm =
         gradient_norm(context_.device, replica_.parameters(), groups.axis(Axis::tp), groups.axis(Axis::pp));
-    optimizer_.step(metrics.lr, clipping_factor(in_.run.optimizer.clip_grad, metrics.grad_norm));
+    if (std::isfinite(metrics.grad_norm) && std::isfinite(replica_.loss().sum)) {
+      optimizer_.step(metrics.lr, clipping_factor(in_.run.optimizer.clip_grad, metrics.grad_norm));
+    } else {
+      ++skipped_steps_;
+      if (rank() == 0) {
+        log::warning(fmt::format("step {}: loss {}, gradient norm {}: the update is left out on all ranks", s,
+                                 replica_.loss().mean(), metrics.grad_norm));
+      }
+    }
+    metrics.skipped_steps = skipped_steps_;
   }
 
   // Bubble and memory over all ranks.
@@ -197,6 +208,7 @@ class RankTrainer {
   Replica replica_;
   Optimizer optimizer_;
   Timeline timeline_;
+  int skipped_steps_ = 0;
 };
 
 RunStart describe_start(const Inputs& in, int world) {

@@ -82,9 +82,7 @@ class ParameterStore {
   int tp_size() const { return tp_size_; }
   int zero() const { return options_.zero; }
   /// The type in which gradients of a type travel between ranks that add them.
-  DType message_type(DType gradients) const {
-    return gradients == DType::float32 ? options_.reduce_dtype : gradients;
-  }
+  DType message_type(DType gradients) const { return gradients == DType::float32 ? options_.reduce_dtype : gradients; }
   /// True if ranks of the data axis own different parts of the optimizer's state: sums over owned parts must be added
   /// over the data axis.
   bool sharded() const { return options_.zero > 0 && data_.size() > 1; }

@@ -13,7 +13,7 @@ namespace cuboid {
 /// The tensor group as layers see it.
 struct TensorParallel {
   Communicator* comm = nullptr;
-  bool sequence_parallel = false;  ///< activations outside the split layers are (T/tp,B,C); T must be divisible
+  bool sequence_parallel = false;       ///< activations outside the split layers are (T/tp,B,C); T must be divisible
   DType reduce_dtype = DType::float32;  ///< in which partial sums of bfloat16 activations travel and are added
 
   int rank() const { return comm->rank(); }

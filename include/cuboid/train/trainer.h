@@ -16,26 +16,27 @@ namespace cuboid {
 
 /// What was decided before the first step.
 struct RunStart {
-  std::int64_t params = 0;                ///< distinct weights of the whole model
+  std::int64_t params = 0;  ///< distinct weights of the whole model
   int world = 1;
-  int micro_batches = 1;                  ///< a data-parallel rank's micro-batches a step
-  std::vector<int> stage_layers;          ///< layers of each pipeline stage
-  bool stages_balanced = false;           ///< chosen by cost (true) or given (false)
-  double schedule_bubble = 0;             ///< bubble fraction of the schedule at the stages' modelled costs
+  int micro_batches = 1;          ///< a data-parallel rank's micro-batches a step
+  std::vector<int> stage_layers;  ///< layers of each pipeline stage
+  bool stages_balanced = false;   ///< chosen by cost (true) or given (false)
+  double schedule_bubble = 0;     ///< bubble fraction of the schedule at the stages' modelled costs
   std::int64_t train_samples = 0;
   std::int64_t validation_samples = 0;
 };
 
 struct StepMetrics {
-  int step = 0;  ///< counted from 0
-  double loss = 0;       ///< sum over unmasked tokens of the global batch / their number, in nats
-  double grad_norm = 0;  ///< global L2 norm before clipping
+  int step = 0;           ///< counted from 0
+  double loss = 0;        ///< sum over unmasked tokens of the global batch / their number, in nats
+  double grad_norm = 0;   ///< global L2 norm before clipping; NaN if any gradient is not finite
+  int skipped_steps = 0;  ///< steps up to this one whose update was left out: their loss or gradient was not finite
   double lr = 0;
   std::int64_t tokens = 0;  ///< tokens of the global batch
   double step_seconds = 0;
   double tokens_per_second = 0;
-  double tflops_per_rank = 0;   ///< model FLOPs (forward matmuls × 3) / step_seconds / world / 1e12
-  double bubble_fraction = 0;   ///< measured: 1 - computing time / time from first to last action, mean over ranks
+  double tflops_per_rank = 0;  ///< model FLOPs (forward matmuls × 3) / step_seconds / world / 1e12
+  double bubble_fraction = 0;  ///< measured: 1 - computing time / time from first to last action, mean over ranks
   std::array<std::int64_t, kCategoryCount> peak_bytes{};  ///< of the rank with the largest total, by category
 };
 
@@ -48,6 +49,7 @@ struct TrainResult {
   double tokens_per_second = 0;  ///< over all steps but the first
   double bubble_fraction = 0;    ///< mean over all steps but the first
   std::string weights_hash;      ///< 16 hex digits over all weights in global name and element order
+  int skipped_steps = 0;         ///< as in StepMetrics
   bool nan_stop = false;         ///< ended early by --stop-on-nan
 };
 
