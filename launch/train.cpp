@@ -171,7 +171,7 @@ int train_command(const Arguments& arguments) {
   fmt::print("{}", json ? result_document(finished.start, result, run.grid) + "\n" : summary(finished, run));
   if (result.nan_stop) {
     throw Error(ErrorKind::failed,
-                fmt::format("loss or gradient of step {} is not finite (--stop-on-nan)", result.steps - 1));
+                fmt::format("the loss or gradient of step {} is not a number (--stop-on-nan)", result.steps - 1));
   }
   return 0;
 }

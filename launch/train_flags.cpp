@@ -120,7 +120,7 @@ void add_machine_flags(Flags& flags, RunConfig& run) {
   flags.toggle("timeline", run.timeline, "write DIR/timeline.json (Chrome trace format: open it in Perfetto)");
   flags.text("dump-grads", "FILE", run.dump_grads,
              "write the L2 norm of each parameter's gradient at the first step, by Hugging Face name, as JSON");
-  flags.toggle("stop-on-nan", run.stop_on_nan, "end with status 3 when the loss is not a number");
+  flags.toggle("stop-on-nan", run.stop_on_nan, "end with status 3 when a loss or gradient is not a number");
 }
 
 }  // namespace

@@ -88,7 +88,7 @@ void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Vis
   visit.section("Run");
   visit("threads-per-rank", "OpenMP threads of a rank", run.threads_per_rank);
   visit("deadline", "longest wait for another rank, in seconds", run.deadline);
-  visit("stop-on-nan", "end with status 3 at a loss that is not a number", run.stop_on_nan);
+  visit("stop-on-nan", "end with status 3 at a loss or gradient that is not a number", run.stop_on_nan);
   visit("timeline", "write timeline.json into out (Chrome trace format)", run.timeline);
   visit("out", "folder of metrics.jsonl, run.toml and timeline.json; empty: none", run.out);
   visit("dump-grads", "file for the first step's gradient norms; empty: none", run.dump_grads);
