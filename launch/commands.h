@@ -9,6 +9,7 @@ namespace cuboid::launch {
 
 using Arguments = std::vector<std::string>;
 
+int checkpoint_command(const Arguments& arguments);
 int train_command(const Arguments& arguments);
 int models_command(const Arguments& arguments);
 int schedule_command(const Arguments& arguments);
