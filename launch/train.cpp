@@ -185,6 +185,9 @@ std::string summary(const Finished& finished, const RunConfig& run) {
   text += fmt::format("tokens a second   {:.0f}\n", result.tokens_per_second);
   if (run.grid.degree(Axis::pp) > 1) text += bubble_summary(finished.start, result);
   text += fmt::format("weights hash      {}\n", result.weights_hash);
+  if (result.skipped_steps > 0) {
+    text += fmt::format("skipped steps     {} (loss or gradient not finite)\n", result.skipped_steps);
+  }
   if (!run.out.empty()) text += fmt::format("written to        {}\n", run.out);
   return text;
 }
@@ -212,7 +215,7 @@ int train_command(const Arguments& arguments) {
   fmt::print("{}", json ? result_document(finished.start, result, run.grid) + "\n" : summary(finished, run));
   if (result.nan_stop) {
     throw Error(ErrorKind::failed,
-                fmt::format("the loss of step {} is not a number (--stop-on-nan)", result.steps - 1));
+                fmt::format("the loss or gradient of step {} is not a number (--stop-on-nan)", result.steps - 1));
   }
   return 0;
 }

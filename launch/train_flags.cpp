@@ -85,6 +85,15 @@ void add_training_flags(Flags& flags, RunConfig& run) {
   flags.whole("global-batch", run.global_batch, "sequences a step, over all ranks", 1);
   flags.whole("micro-batch", run.micro_batch, "sequences a rank computes at a time", 1);
   flags.whole("seq-len", run.seq_len, "tokens of a sequence", 1);
+  const std::vector<std::pair<std::string, DType>> dtypes = {{"float32", DType::float32},
+                                                             {"bfloat16", DType::bfloat16}};
+  flags.choice<DType>(
+      "dtype", run.dtype, dtypes,
+      "type of activations and of the weights as they are computed with; with bfloat16, master weights, "
+      "gradients and optimizer state stay float32");
+  flags.choice<DType>(
+      "reduce-dtype", run.reduce_dtype, dtypes,
+      "type in which ranks send each other what they add up; bfloat16 halves the bytes and rounds twice");
   flags.choice<Recompute>(
       "recompute", run.recompute,
       {{"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}},
@@ -112,7 +121,6 @@ void add_machine_flags(Flags& flags, RunConfig& run) {
   flags.section("Machine");
   flags.whole("threads-per-rank", run.threads_per_rank, "threads of a rank's matrix products", 1, 1024);
   flags.real("deadline", run.deadline, "longest wait for another rank, in seconds", "SECONDS");
-  flags.fixed("dtype", {"float32"}, "type of weights and activations", "this version computes in float32");
   flags.fixed("device", {"auto", "cpu"}, "where ranks compute", "this version runs on the CPU");
   flags.fixed("fabric", {"auto", "threads"}, "how ranks reach each other: as threads of one process",
               "this version runs all ranks as threads of one process");
@@ -129,7 +137,7 @@ void add_machine_flags(Flags& flags, RunConfig& run) {
   flags.toggle("timeline", run.timeline, "write DIR/timeline.json (Chrome trace format: open it in Perfetto)");
   flags.text("dump-grads", "FILE", run.dump_grads,
              "write the L2 norm of each parameter's gradient at the first step, by Hugging Face name, as JSON");
-  flags.toggle("stop-on-nan", run.stop_on_nan, "end with status 3 when the loss is not a number");
+  flags.toggle("stop-on-nan", run.stop_on_nan, "end with status 3 when a loss or gradient is not a number");
 }
 
 void take_run(RunDraft& draft, const RunConfig& run) {

@@ -40,8 +40,8 @@ std::int64_t Forward::first_position() const {
 
 const ops::RopeTables& Forward::rope() const {
   if (!rope_.cos.defined()) {
-    rope_ =
-        ops::rope_tables(tape.device(), rope_frequencies(config), 0, seq_len, parameters_.all().front()->value.dtype());
+    rope_ = ops::rope_tables(tape.device(), rope_frequencies(config), 0, seq_len,
+                             compute_type(parameters_.all().front()->value.dtype()));
   }
   return rope_;
 }

@@ -64,15 +64,23 @@ void GradientReduction::start(Pending& pending) {
   pending.started = true;
   ParameterBucket& bucket = *pending.bucket;
   Communicator& data = store_.data();
-  if (store_.zero() >= 2) {
-    pending.reduced =
-        device_.empty(bucket.gradient_shard.shape(), bucket.gradient_shard.dtype(), Category::communication);
-    pending.work = data.reduce_scatter(bucket.gradients, pending.reduced, ReduceOp::sum);
-  } else if (data.size() > 1 && store_.zero() == 1) {
-    pending.work = data.reduce_scatter(bucket.gradients, bucket.gradient_shard, ReduceOp::sum);
-  } else if (data.size() > 1) {
-    pending.work = data.all_reduce(bucket.gradients, bucket.gradients, ReduceOp::sum);
+  if (data.size() == 1 && store_.zero() < 2) return;
+  const bool whole = store_.zero() == 0;
+  const Tensor& place = whole ? bucket.gradients : bucket.gradient_shard;
+  const DType type = store_.message_type(place.dtype());
+  Tensor message = bucket.gradients;
+  if (type != message.dtype()) {
+    message = device_.empty(message.shape(), type, Category::communication);
+    kernels::convert(device_, bucket.gradients, message);
   }
+  Tensor sum = place;
+  if (store_.zero() >= 2 || type != place.dtype()) {
+    sum = whole ? message : device_.empty(place.shape(), type, Category::communication);
+    pending.received = sum;
+  }
+  pending.work =
+      whole ? data.all_reduce(message, sum, ReduceOp::sum) : data.reduce_scatter(message, sum, ReduceOp::sum);
+  pending.message = std::move(message);
 }
 
 void GradientReduction::finish(bool last) {
@@ -85,20 +93,34 @@ void GradientReduction::finish(bool last) {
       start(pending);
     }
     pending.work.wait();
-    if (pending.reduced.defined()) {
-      kernels::add(device_, bucket.gradient_shard, pending.reduced, bucket.gradient_shard);
-      pending.reduced = Tensor();
-      store_.release_gradient(bucket);
-    }
+    if (pending.received.defined()) put(pending);
+    pending.message = Tensor();
+    if (store_.zero() >= 2) store_.release_gradient(bucket);
     pending.started = false;
     pending.missing = static_cast<int>(bucket.parameters.size());
   }
 }
 
+// A sum of the ranks' gradients to where it belongs.
+void GradientReduction::put(Pending& pending) {
+  const ParameterBucket& bucket = *pending.bucket;
+  Tensor sum = std::exchange(pending.received, Tensor());
+  if (store_.zero() < 2) {
+    kernels::convert(device_, sum, store_.zero() == 0 ? bucket.gradients : bucket.gradient_shard);
+    return;
+  }
+  if (sum.dtype() != bucket.gradient_shard.dtype()) {
+    const Tensor wide = device_.empty(sum.shape(), bucket.gradient_shard.dtype(), Category::communication);
+    kernels::convert(device_, sum, wide);
+    sum = wide;
+  }
+  kernels::add(device_, bucket.gradient_shard, sum, bucket.gradient_shard);
+}
+
 TensorPartialGradients::TensorPartialGradients(const Device& device, const ParameterTable& table,
                                                const ParameterStore& store, Communicator& tensor,
                                                bool sequence_parallel)
-    : device_(device) {
+    : device_(device), message_type_(store.message_type(DType::float32)) {
   if (tensor.size() == 1) return;
   // Splitting is collective and the ranks of a tensor group hold the same stages, so all of them walk the same rows.
   for (const auto& info : table.rows()) {
@@ -134,7 +156,9 @@ void TensorPartialGradients::reduce() {
   for (Communicator* comm : comms) {
     std::int64_t total = 0;
     for (const Part& part : parts_) total += part.comm == comm ? part.gradient.elements() : 0;
-    const Tensor packed = device_.empty({total}, parts_.front().gradient.dtype(), Category::communication);
+    const DType type = parts_.front().gradient.dtype();
+    const Tensor packed =
+        device_.empty({total}, type == DType::float32 ? message_type_ : type, Category::communication);
     const auto walk = [&](auto&& visit) {
       std::int64_t at = 0;
       for (const Part& part : parts_) {
@@ -144,9 +168,9 @@ void TensorPartialGradients::reduce() {
         at += count;
       }
     };
-    walk([&](const Tensor& gradient, const Tensor& place) { device_.copy(gradient, place); });
+    walk([&](const Tensor& gradient, const Tensor& place) { kernels::convert(device_, gradient, place); });
     all_reduce_in_place(*comm, packed);
-    walk([&](const Tensor& gradient, const Tensor& place) { device_.copy(place, gradient); });
+    walk([&](const Tensor& gradient, const Tensor& place) { kernels::convert(device_, place, gradient); });
   }
 }
 

@@ -18,24 +18,32 @@ Tensor gather_sequence(const Device& device, const TensorParallel& tp, const Ten
   return full;
 }
 
-// Partial sums (T,B,C) → this rank's part of the sum (T/tp,B,C).
-Tensor reduce_to_sequence(const Device& device, const TensorParallel& tp, const Tensor& partial) {
-  const Tensor shard = device.empty(scaled_rows(partial.shape(), 1, tp.size()), partial.dtype());
-  tp.comm->reduce_scatter(partial, shard, ReduceOp::sum).wait();
-  return shard;
+// Partial sums (T,B,C) become what the region between split layers holds: the whole sum, or with sequence parallelism
+// this rank's part of it (T/tp,B,C); of type `dtype`.
+Tensor reduce_partial(const Device& device, const TensorParallel& tp, Tensor partial, DType dtype) {
+  Tensor sum = partial;
+  if (tp.splits_sequence()) {
+    sum = device.empty(scaled_rows(partial.shape(), 1, tp.size()), partial.dtype());
+    tp.comm->reduce_scatter(partial, sum, ReduceOp::sum).wait();
+    partial = Tensor();
+  } else {
+    all_reduce_in_place(*tp.comm, partial);
+  }
+  if (sum.dtype() == dtype) return sum;
+  const Tensor rounded = device.empty(sum.shape(), dtype);
+  kernels::convert(device, sum, rounded);
+  return rounded;
 }
 
-// Partial sums become what the region between split layers holds: the whole sum, or this rank's part of it.
-Tensor reduce_partial(const Device& device, const TensorParallel& tp, const Tensor& partial) {
-  if (tp.splits_sequence()) return reduce_to_sequence(device, tp, partial);
-  all_reduce_in_place(*tp.comm, partial);
-  return partial;
-}
-
-Tensor with_columns(const Device& device, const Tensor& x, std::int64_t columns) {
+Tensor with_columns(const Device& device, const Tensor& x, std::int64_t columns, DType dtype) {
   Shape shape = x.shape();
   shape[-1] = columns;
-  return device.empty(shape, x.dtype());
+  return device.empty(shape, dtype);
+}
+
+// Room for a product that is a partial sum.
+Tensor partial_with_columns(const Device& device, const TensorParallel& tp, const Tensor& x, std::int64_t columns) {
+  return with_columns(device, x, columns, tp.partial_type(x.dtype()));
 }
 
 }  // namespace
@@ -43,14 +51,14 @@ Tensor with_columns(const Device& device, const Tensor& x, std::int64_t columns)
 Var column_linear(Tape& tape, const TensorParallel& tp, const Var& x, Parameter& weight, Parameter* bias) {
   if (tp.size() == 1) return ops::linear(tape, x, weight, bias);
   const Tensor full = tp.splits_sequence() ? gather_sequence(tape.device(), tp, x.value()) : x.value();
-  const Tensor y = with_columns(tape.device(), full, weight.value.dim(0));
+  const Tensor y = with_columns(tape.device(), full, weight.value.dim(0), full.dtype());
   kernels::matmul(tape.device(), full, weight.value, y, {.transpose_b = true}, bias ? bias->value : Tensor());
   auto backward = [tp, slot = x.slot(), saved = x.saved(), &weight, bias](Tape& t, Tensor dy) {
     const Device& device = t.device();
     if (slot.wanted()) {
-      const Tensor dx = with_columns(device, dy, weight.value.dim(1));
+      const Tensor dx = partial_with_columns(device, tp, dy, weight.value.dim(1));
       kernels::matmul(device, dy, weight.value, dx);
-      t.contribute(slot, reduce_partial(device, tp, dx));
+      t.contribute(slot, reduce_partial(device, tp, dx, dy.dtype()));
     }
     t.defer({&weight}, [device, tp, saved, dy, &weight] {
       const Tensor inputs = tp.splits_sequence() ? gather_sequence(device, tp, saved.get()) : saved.get();
@@ -66,15 +74,15 @@ Var column_linear(Tape& tape, const TensorParallel& tp, const Var& x, Parameter&
 
 Var row_linear(Tape& tape, const TensorParallel& tp, const Var& x, Parameter& weight, Parameter* bias) {
   if (tp.size() == 1) return ops::linear(tape, x, weight, bias);
-  const Tensor partial = with_columns(tape.device(), x.value(), weight.value.dim(0));
+  Tensor partial = partial_with_columns(tape.device(), tp, x.value(), weight.value.dim(0));
   kernels::matmul(tape.device(), x.value(), weight.value, partial, {.transpose_b = true});
-  Tensor y = reduce_partial(tape.device(), tp, partial);
+  Tensor y = reduce_partial(tape.device(), tp, std::move(partial), x.value().dtype());
   Var product = tape.record(
       std::move(y), {x.slot()}, {&weight}, [tp, slot = x.slot(), saved = x.saved(), &weight](Tape& t, Tensor dy) {
         const Device& device = t.device();
         const Tensor full = tp.splits_sequence() ? gather_sequence(device, tp, dy) : dy;
         if (slot.wanted()) {
-          const Tensor dx = with_columns(device, full, weight.value.dim(1));
+          const Tensor dx = with_columns(device, full, weight.value.dim(1), full.dtype());
           kernels::matmul(device, full, weight.value, dx);
           t.contribute(slot, dx);
         }
@@ -92,7 +100,8 @@ Var vocabulary_parallel_embedding(Tape& tape, const TensorParallel& tp, const Te
   const Device& device = tape.device();
   const Tensor partial = device.empty({tokens.dim(0), tokens.dim(1), table.value.dim(1)}, table.value.dtype());
   kernels::embedding(device, tokens, table.value, first_row, partial);
-  Tensor y = reduce_partial(device, tp, partial);
+  // All but one rank add zeros: no type loses anything.
+  Tensor y = reduce_partial(device, tp, partial, partial.dtype());
   return tape.record(std::move(y), {}, {&table}, [tp, tokens, &table, first_row](Tape& t, Tensor dy) {
     const Tensor full = tp.splits_sequence() ? gather_sequence(t.device(), tp, dy) : dy;
     t.defer({&table}, [device = t.device(), tokens, full, &table, first_row] {
@@ -136,7 +145,7 @@ struct ChunkedLoss {
     for (std::int64_t begin = 0; begin < n; begin += chunk_rows()) {
       const std::int64_t rows = std::min(chunk_rows(), n - begin);
       const Tensor part = rows_of_h.narrow(begin, rows);
-      const Tensor logits = device.empty({rows, weight->value.dim(0)}, h.dtype(), Category::workspace);
+      const Tensor logits = device.empty({rows, weight->value.dim(0)}, statistics.dtype(), Category::workspace);
       kernels::matmul(device, part, weight->value, logits, {.transpose_b = true});
       visit(begin, part, logits);
     }
@@ -161,11 +170,14 @@ struct ChunkedLoss {
     device.copy(target_logit, statistic(2, begin, rows));
   }
 
-  // Logits become their gradient. @pre find_statistics of the chunk
-  void differentiate(std::int64_t begin, const Tensor& logits) const {
+  // The gradient of logits, in their memory unless it is of another type. @pre find_statistics of the chunk
+  Tensor differentiate(std::int64_t begin, const Tensor& logits) const {
     const std::int64_t rows = logits.dim(0);
+    const DType dtype = weight->value.dtype();
+    Tensor dlogits = dtype == logits.dtype() ? logits : device.empty(logits.shape(), dtype, Category::workspace);
     kernels::cross_entropy_gradient(device, logits, targets.narrow(begin, rows), first_row, statistic(0, begin, rows),
-                                    statistic(1, begin, rows), factor);
+                                    statistic(1, begin, rows), factor, dlogits);
+    return dlogits;
   }
 
   void sum_losses(const Tensor& per_sequence) const {
@@ -182,22 +194,22 @@ struct ChunkedLoss {
 
   // Loss and gradient of h; with `weights` also the weight gradient, at one go.
   Tensor input_gradient(const Tensor& h, bool weights) const {
-    const Tensor dh = device.empty(h.shape(), h.dtype());
+    const bool partial = tp.size() > 1;
+    const Tensor dh = device.empty(h.shape(), partial ? tp.partial_type(h.dtype()) : h.dtype());
     const Tensor rows = dh.reshape({h.shape().rows(), h.shape()[-1]});
     for_chunks(h, [&](std::int64_t begin, const Tensor& part, const Tensor& logits) {
       find_statistics(begin, logits);
-      differentiate(begin, logits);
-      kernels::matmul(device, logits, weight->value, rows.narrow(begin, logits.dim(0)));
-      if (weights) add_weight_gradient(logits, part);
+      const Tensor dlogits = differentiate(begin, logits);
+      kernels::matmul(device, dlogits, weight->value, rows.narrow(begin, logits.dim(0)));
+      if (weights) add_weight_gradient(dlogits, part);
     });
-    return tp.size() > 1 ? reduce_partial(device, tp, dh) : dh;
+    return partial ? reduce_partial(device, tp, dh, h.dtype()) : dh;
   }
 
   // The weight gradient alone. @pre input_gradient has found the statistics
   void weight_gradient(const Tensor& h) const {
     for_chunks(h, [&](std::int64_t begin, const Tensor& part, const Tensor& logits) {
-      differentiate(begin, logits);
-      add_weight_gradient(logits, part);
+      add_weight_gradient(differentiate(begin, logits), part);
     });
   }
 };
@@ -208,7 +220,7 @@ Loss vocabulary_parallel_linear_cross_entropy(Tape& tape, const TensorParallel& 
                                               const Tensor& targets, std::int64_t first_row, double factor) {
   const Device& device = tape.device();
   const std::int64_t n = targets.elements();
-  const DType statistics_type = h.value().dtype() == DType::float64 ? DType::float64 : DType::float32;
+  const DType statistics_type = compute_type(h.value().dtype());
   ChunkedLoss parts{device,         tp,        &weight, targets.reshape({n}),
                     targets.dim(1), first_row, factor,  device.empty({3, n}, statistics_type)};
   Loss loss;

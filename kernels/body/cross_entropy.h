@@ -3,6 +3,7 @@
 
 #include "kernels/body/lanes.h"
 #include "kernels/body/math.h"
+#include "kernels/body/storage.h"
 
 namespace cuboid::kernels::body {
 
@@ -17,10 +18,11 @@ CUBOID_HD LogitStatistics<T> logit_statistics_row(Lanes lanes, std::int64_t n, c
   return {max, lanes.template sum<T>(n, [=](std::int64_t i) { return exp(logits[i] - max); })};
 }
 
-/// logits (n) become exp(logit - max)·factor/sum; the caller subtracts the factor at the target.
+/// dlogits (n) = exp(logit - max)·scale; the caller subtracts the factor at the target. dlogits may be logits.
 template <typename Lanes, typename T>
-CUBOID_HD void cross_entropy_gradient_row(Lanes lanes, std::int64_t n, T max, T scale, T* logits) {
-  lanes.each(n, [=](std::int64_t i) { logits[i] = exp(logits[i] - max) * scale; });
+CUBOID_HD void cross_entropy_gradient_row(Lanes lanes, std::int64_t n, Real<T> max, Real<T> scale,
+                                          const Real<T>* logits, T* dlogits) {
+  lanes.each(n, [=](std::int64_t i) { dlogits[i] = static_cast<T>(exp(logits[i] - max) * scale); });
 }
 
 }  // namespace cuboid::kernels::body

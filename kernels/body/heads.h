@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/body/lanes.h"
+#include "kernels/body/storage.h"
 
 namespace cuboid::kernels::body {
 
@@ -13,23 +14,24 @@ CUBOID_HD void copy_row(Lanes lanes, std::int64_t n, const T* x, T* y) {
 
 /// y (D) = x (D) turned by the angles whose cosines and sines (D/2) are given.
 template <typename Lanes, typename T>
-CUBOID_HD void rotate_row(Lanes lanes, std::int64_t half, const T* cos, const T* sin, const T* x, T* y) {
+CUBOID_HD void rotate_row(Lanes lanes, std::int64_t half, const Real<T>* cos, const Real<T>* sin, const T* x, T* y) {
   lanes.each(half, [=](std::int64_t j) {
-    const T a = x[j];
-    const T b = x[j + half];
-    y[j] = a * cos[j] - b * sin[j];
-    y[j + half] = b * cos[j] + a * sin[j];
+    const Real<T> a = real(x[j]);
+    const Real<T> b = real(x[j + half]);
+    y[j] = static_cast<T>(a * cos[j] - b * sin[j]);
+    y[j + half] = static_cast<T>(b * cos[j] + a * sin[j]);
   });
 }
 
 /// The transpose of rotate_row, which is the turn back.
 template <typename Lanes, typename T>
-CUBOID_HD void rotate_back_row(Lanes lanes, std::int64_t half, const T* cos, const T* sin, const T* dy, T* dx) {
+CUBOID_HD void rotate_back_row(Lanes lanes, std::int64_t half, const Real<T>* cos, const Real<T>* sin, const T* dy,
+                               T* dx) {
   lanes.each(half, [=](std::int64_t j) {
-    const T a = dy[j];
-    const T b = dy[j + half];
-    dx[j] = a * cos[j] + b * sin[j];
-    dx[j + half] = b * cos[j] - a * sin[j];
+    const Real<T> a = real(dy[j]);
+    const Real<T> b = real(dy[j + half]);
+    dx[j] = static_cast<T>(a * cos[j] + b * sin[j]);
+    dx[j + half] = static_cast<T>(b * cos[j] - a * sin[j]);
   });
 }
 

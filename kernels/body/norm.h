@@ -3,6 +3,7 @@
 
 #include "kernels/body/lanes.h"
 #include "kernels/body/math.h"
+#include "kernels/body/storage.h"
 
 namespace cuboid::kernels::body {
 
@@ -14,60 +15,73 @@ struct Moments {
 
 /// y (n) = (x - mean)·rstd·weight + bias. The variance is that of the centred row: two passes, no cancellation.
 template <typename Lanes, typename T>
-CUBOID_HD Moments<T> layer_norm_row(Lanes lanes, std::int64_t n, const T* x, const T* weight, const T* bias, T eps,
-                                    T* y) {
-  const T count = static_cast<T>(n);
-  const T mean = lanes.template sum<T>(n, [=](std::int64_t i) { return x[i]; }) / count;
-  const T variance = lanes.template sum<T>(n, [=](std::int64_t i) { return (x[i] - mean) * (x[i] - mean); }) / count;
-  const T rstd = T{1} / std::sqrt(variance + eps);
-  lanes.each(n, [=](std::int64_t i) { y[i] = (x[i] - mean) * rstd * weight[i] + bias[i]; });
+CUBOID_HD Moments<Real<T>> layer_norm_row(Lanes lanes, std::int64_t n, const T* x, const T* weight, const T* bias,
+                                          Real<T> eps, T* y) {
+  using R = Real<T>;
+  const R count = static_cast<R>(n);
+  const R mean = lanes.template sum<R>(n, [=](std::int64_t i) { return real(x[i]); }) / count;
+  const R variance = lanes.template sum<R>(n, [=](std::int64_t i) {
+    const R centred = real(x[i]) - mean;
+    return centred * centred;
+  }) / count;
+  const R rstd = R{1} / std::sqrt(variance + eps);
+  lanes.each(
+      n, [=](std::int64_t i) { y[i] = static_cast<T>((real(x[i]) - mean) * rstd * real(weight[i]) + real(bias[i])); });
   return {mean, rstd};
 }
 
 /// With g = dy·weight and h = (x - mean)·rstd: dx = rstd·(g - mean(g) - h·mean(g·h)).
 template <typename Lanes, typename T>
 CUBOID_HD void layer_norm_input_gradient_row(Lanes lanes, std::int64_t n, const T* dy, const T* x, const T* weight,
-                                             Moments<T> m, T* dx) {
-  const Two<T> sums = lanes.template sum2<T>(n, [=](std::int64_t i) {
-    const T g = dy[i] * weight[i];
-    return Two<T>{g, g * ((x[i] - m.mean) * m.rstd)};
+                                             Moments<Real<T>> m, T* dx) {
+  using R = Real<T>;
+  const Two<R> sums = lanes.template sum2<R>(n, [=](std::int64_t i) {
+    const R g = real(dy[i]) * real(weight[i]);
+    return Two<R>{g, g * ((real(x[i]) - m.mean) * m.rstd)};
   });
-  const T mean_g = sums.a / static_cast<T>(n);
-  const T mean_gh = sums.b / static_cast<T>(n);
+  const R mean_g = sums.a / static_cast<R>(n);
+  const R mean_gh = sums.b / static_cast<R>(n);
   lanes.each(n, [=](std::int64_t i) {
-    const T h = (x[i] - m.mean) * m.rstd;
-    dx[i] = m.rstd * (dy[i] * weight[i] - mean_g - h * mean_gh);
+    const R h = (real(x[i]) - m.mean) * m.rstd;
+    dx[i] = static_cast<T>(m.rstd * (real(dy[i]) * real(weight[i]) - mean_g - h * mean_gh));
   });
 }
 
-/// y (n) = x·rstd·weight; returns rstd.
+/// y (n) = x·rstd·(weight + offset); returns rstd.
 template <typename Lanes, typename T>
-CUBOID_HD T rms_norm_row(Lanes lanes, std::int64_t n, const T* x, const T* weight, T eps, T* y) {
-  const T square = lanes.template sum<T>(n, [=](std::int64_t i) { return x[i] * x[i]; }) / static_cast<T>(n);
-  const T rstd = T{1} / std::sqrt(square + eps);
-  lanes.each(n, [=](std::int64_t i) { y[i] = x[i] * rstd * weight[i]; });
+CUBOID_HD Real<T> rms_norm_row(Lanes lanes, std::int64_t n, const T* x, const T* weight, Real<T> offset, Real<T> eps,
+                               T* y) {
+  using R = Real<T>;
+  const R square =
+      lanes.template sum<R>(n, [=](std::int64_t i) { return real(x[i]) * real(x[i]); }) / static_cast<R>(n);
+  const R rstd = R{1} / std::sqrt(square + eps);
+  lanes.each(n, [=](std::int64_t i) { y[i] = static_cast<T>(real(x[i]) * rstd * (real(weight[i]) + offset)); });
   return rstd;
 }
 
-/// With g = dy·weight and h = x·rstd: dx = rstd·(g - h·mean(g·h)).
+/// With g = dy·(weight + offset) and h = x·rstd: dx = rstd·(g - h·mean(g·h)).
 template <typename Lanes, typename T>
 CUBOID_HD void rms_norm_input_gradient_row(Lanes lanes, std::int64_t n, const T* dy, const T* x, const T* weight,
-                                           T rstd, T* dx) {
-  const T sum = lanes.template sum<T>(n, [=](std::int64_t i) { return dy[i] * weight[i] * (x[i] * rstd); });
-  const T mean_gh = sum / static_cast<T>(n);
-  lanes.each(n, [=](std::int64_t i) { dx[i] = rstd * (dy[i] * weight[i] - x[i] * rstd * mean_gh); });
+                                           Real<T> offset, Real<T> rstd, T* dx) {
+  using R = Real<T>;
+  const R sum = lanes.template sum<R>(
+      n, [=](std::int64_t i) { return real(dy[i]) * (real(weight[i]) + offset) * (real(x[i]) * rstd); });
+  const R mean_gh = sum / static_cast<R>(n);
+  lanes.each(n, [=](std::int64_t i) {
+    dx[i] = static_cast<T>(rstd * (real(dy[i]) * (real(weight[i]) + offset) - real(x[i]) * rstd * mean_gh));
+  });
 }
 
 /// Rows added into a register before a column's total is touched: an order that is part of the definition.
 inline constexpr int kRowBlock = 8;
 
 /// out (n) += Σ over rows of term(row, column): blocks of kRowBlock rows in ascending order, the rest one by one.
-template <typename Lanes, typename T, typename Term>
-CUBOID_HD void add_over_rows(Lanes lanes, std::int64_t rows, std::int64_t n, T* out, Term term) {
+template <typename Lanes, typename R, typename Term>
+CUBOID_HD void add_over_rows(Lanes lanes, std::int64_t rows, std::int64_t n, R* out, Term term) {
   std::int64_t r = 0;
   for (; r + kRowBlock <= rows; r += kRowBlock) {
     lanes.each(n, [=](std::int64_t i) {
-      T s = term(r, i);
+      R s = term(r, i);
       for (int k = 1; k < kRowBlock; ++k) s += term(r + k, i);
       out[i] += s;
     });
@@ -79,20 +93,23 @@ CUBOID_HD void add_over_rows(Lanes lanes, std::int64_t rows, std::int64_t n, T* 
 
 /// out (n) adds the column sums of x, n columns of a matrix with row length `stride`.
 template <typename Lanes, typename T>
-CUBOID_HD void add_column_sum(Lanes lanes, std::int64_t rows, std::int64_t n, std::int64_t stride, const T* x, T* out) {
-  add_over_rows(lanes, rows, n, out, [=](std::int64_t r, std::int64_t i) { return x[r * stride + i]; });
+CUBOID_HD void add_column_sum(Lanes lanes, std::int64_t rows, std::int64_t n, std::int64_t stride, const T* x,
+                              Real<T>* out) {
+  add_over_rows(lanes, rows, n, out, [=](std::int64_t r, std::int64_t i) { return real(x[r * stride + i]); });
 }
 
 /// dweight (n) adds Σ dy·(x - mean)·rstd over rows; mean may be null (RMSNorm): zero.
 template <typename Lanes, typename T>
 CUBOID_HD void add_norm_weight_gradient(Lanes lanes, std::int64_t rows, std::int64_t n, std::int64_t stride,
-                                        const T* dy, const T* x, const T* mean, const T* rstd, T* dweight) {
+                                        const T* dy, const T* x, const Real<T>* mean, const Real<T>* rstd,
+                                        Real<T>* dweight) {
   if (mean == nullptr) {
-    add_over_rows(lanes, rows, n, dweight,
-                  [=](std::int64_t r, std::int64_t i) { return dy[r * stride + i] * (x[r * stride + i] * rstd[r]); });
+    add_over_rows(lanes, rows, n, dweight, [=](std::int64_t r, std::int64_t i) {
+      return real(dy[r * stride + i]) * (real(x[r * stride + i]) * rstd[r]);
+    });
   } else {
     add_over_rows(lanes, rows, n, dweight, [=](std::int64_t r, std::int64_t i) {
-      return dy[r * stride + i] * ((x[r * stride + i] - mean[r]) * rstd[r]);
+      return real(dy[r * stride + i]) * ((real(x[r * stride + i]) - mean[r]) * rstd[r]);
     });
   }
 }

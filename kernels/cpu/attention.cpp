@@ -1,4 +1,5 @@
 #include <cmath>
+#include <type_traits>
 
 #include "cuboid/kernels/kernels.h"
 
@@ -32,7 +33,7 @@ Sizes check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const T
   expect_shape(k, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "attention: k");
   expect_shape(v, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "attention: v");
   expect(out, q.dtype(), s.T * s.B * s.H * s.D, "attention: out");
-  expect(log_sum, q.dtype(), s.B * s.H * s.T, "attention: log_sum");
+  expect(log_sum, compute_type(q.dtype()), s.B * s.H * s.T, "attention: log_sum");
   CUBOID_CHECK(s.K > 0 && s.H % s.K == 0,
                "attention: " + std::to_string(s.H) + " query heads over " + std::to_string(s.K) + " key/value heads");
   check_dropout(mask);
@@ -40,13 +41,13 @@ Sizes check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const T
   return s;
 }
 
-// One tile a thread, in one workspace tensor.
+// Room for a thread's tiles, in one workspace tensor.
 template <typename T>
 class Tiles {
  public:
-  Tiles(const Device& device, std::int64_t elements, DType dtype)
+  Tiles(const Device& device, std::int64_t elements)
       : elements_(elements),
-        tensor_(device.empty(Shape{omp_get_max_threads(), elements}, dtype, Category::workspace)) {}
+        tensor_(device.empty(Shape{omp_get_max_threads(), elements}, dtype_of<T>, Category::workspace)) {}
   T* mine() const { return tensor_.template data<T>() + omp_get_thread_num() * elements_; }
 
  private:
@@ -54,63 +55,131 @@ class Tiles {
   Tensor tensor_;
 };
 
+/// True for a storage type that products are not accumulated in: they go through tiles of the type that is.
+template <typename T>
+inline constexpr bool kRounds = !std::is_same_v<T, Real<T>>;
+
+// y (rows, D; row stride) = x (rows, D) · factor, or x[i]·factors[i] a row.
+template <typename T, typename Factor>
+void store_rows(std::int64_t rows, std::int64_t columns, const Real<T>* x, std::int64_t x_stride, Factor factor, T* y,
+                std::int64_t y_stride) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const Real<T> f = factor(i);
+    const Real<T>* in = x + i * x_stride;
+    T* out = y + i * y_stride;
+    OneLane{}.each(columns, [=](std::int64_t d) { out[d] = static_cast<T>(in[d] * f); });
+  }
+}
+
+// Workspace of a thread: scores against all keys of a block of queries, and where T is rounded also the rounded
+// probabilities and a block's products before they are.
+template <typename T>
+struct ForwardTiles {
+  Tiles<Real<T>> reals;
+  Tiles<T> rounded;
+  ForwardTiles(const Device& device, const Sizes& s)
+      : reals(device, s.block() * (s.T + (kRounds<T> ? s.D : 0))), rounded(device, kRounds<T> ? s.block() * s.T : 0) {}
+};
+
 // out and log_sum of one query head.
 template <typename T>
 void attend_head(const Sizes& s, const T* q, const T* k, const T* v, const Dropout& mask, std::int64_t b,
-                 std::int64_t h, T* scores, T* out, T* log_sum) {
-  const T scale = static_cast<T>(1 / std::sqrt(static_cast<double>(s.D)));
+                 std::int64_t h, const ForwardTiles<T>& tiles, T* out, Real<T>* log_sum) {
+  using R = Real<T>;
+  const R scale = static_cast<R>(1 / std::sqrt(static_cast<double>(s.D)));
+  R* scores = tiles.reals.mine();
   for (std::int64_t first = 0; first < s.T; first += s.block()) {
     const std::int64_t rows = std::min(s.block(), s.T - first);
     const std::int64_t end = first + rows;
-    gemm(rows, end, s.D, scale, {q + first * s.D, s.D}, {k, s.D, true}, T{0}, scores, end);
-    T sums[kQueryBlock];
+    gemm(rows, end, s.D, {q + first * s.D, s.D}, {k, s.D, true}, false, scores, end);
+    R sums[kQueryBlock];
     for (std::int64_t i = 0; i < rows; ++i) {
-      T* row = scores + i * end;
-      const auto softmax = body::softmax_row(OneLane{}, first + i + 1, end, row);
+      R* row = scores + i * end;
+      const auto softmax = body::softmax_row(OneLane{}, first + i + 1, end, scale, row);
       sums[i] = softmax.sum;
       log_sum[first + i] = softmax.max + std::log(softmax.sum);
       if (mask.p > 0) {
-        const auto keep = dropout_row_of<T>(mask, mask.first_sample + b, first + i, mask.first_head + h);
-        body::dropout_row(OneLane{}, first + i + 1, keep, [=](std::int64_t j, T factor) { row[j] *= factor; });
+        const auto keep = dropout_row_of<R>(mask, mask.first_sample + b, first + i, mask.first_head + h);
+        body::dropout_row(OneLane{}, first + i + 1, keep, [=](std::int64_t j, R factor) { row[j] *= factor; });
       }
     }
+    // The softmax's division comes last: on D numbers a row rather than `end`.
     T* block_out = out + first * s.out_stride();
-    gemm(rows, s.D, end, T{1}, {scores, end}, {v, s.D}, T{0}, block_out, s.out_stride());
-    for (std::int64_t i = 0; i < rows; ++i) {  // the softmax's division, on D numbers a row rather than `end`
-      T* row = block_out + i * s.out_stride();
-      const T inverse = T{1} / sums[i];
-      OneLane{}.each(s.D, [=](std::int64_t d) { row[d] *= inverse; });
+    const auto inverse = [&](std::int64_t i) { return R{1} / sums[i]; };
+    if constexpr (kRounds<T>) {
+      T* probabilities = tiles.rounded.mine();
+      R* products = scores + s.block() * s.T;
+      store_rows(
+          rows, end, scores, end, [](std::int64_t) { return R{1}; }, probabilities, end);
+      gemm(rows, s.D, end, {probabilities, end}, {v, s.D}, false, products, s.D);
+      store_rows(rows, s.D, products, s.D, inverse, block_out, s.out_stride());
+    } else {
+      gemm(rows, s.D, end, {scores, end}, {v, s.D}, false, block_out, s.out_stride());
+      store_rows(rows, s.D, block_out, s.out_stride(), inverse, block_out, s.out_stride());
     }
   }
 }
 
-// dq of one query head; adds its share to dk and dv of its key/value head.
+// Where a head's gradients are summed, and a thread's tiles. dq, dk, dv are sums of the type that is computed with; T's
+// own memory if that is the same.
+template <typename T>
+struct BackwardTiles {
+  Tiles<Real<T>> reals;
+  Tiles<T> rounded;
+  BackwardTiles(const Device& device, const Sizes& s)
+      : reals(device, 2 * s.block() * s.T + (kRounds<T> ? s.block() * s.D + 2 * s.T * s.D : 0)),
+        rounded(device, kRounds<T> ? 2 * s.block() * s.T : 0) {}
+  Real<T>* dq_block(const Sizes& s) const { return reals.mine() + 2 * s.block() * s.T; }
+  Real<T>* dk(const Sizes& s) const { return dq_block(s) + s.block() * s.D; }
+  Real<T>* dv(const Sizes& s) const { return dk(s) + s.T * s.D; }
+};
+
+// dq of one query head; adds its share to dk and dv (both T·D, real) of its key/value head.
 template <typename T>
 void attend_head_gradient(const Sizes& s, const T* dout, const T* q, const T* k, const T* v, const T* out,
-                          const T* log_sum, const Dropout& mask, std::int64_t b, std::int64_t h, T* tile, T* dq, T* dk,
-                          T* dv) {
-  const T scale = static_cast<T>(1 / std::sqrt(static_cast<double>(s.D)));
+                          const Real<T>* log_sum, const Dropout& mask, std::int64_t b, std::int64_t h,
+                          const BackwardTiles<T>& tiles, T* dq, Real<T>* dk, Real<T>* dv) {
+  using R = Real<T>;
+  const R scale = static_cast<R>(1 / std::sqrt(static_cast<double>(s.D)));
   for (std::int64_t first = 0; first < s.T; first += s.block()) {
     const std::int64_t rows = std::min(s.block(), s.T - first);
     const std::int64_t end = first + rows;
-    T* p = tile;
-    T* dp = tile + rows * end;
+    R* p = tiles.reals.mine();
+    R* dp = p + rows * end;
+    T* dropped = nullptr;
+    T* ds = nullptr;
+    R* block_dq = nullptr;
+    if constexpr (kRounds<T>) {
+      dropped = tiles.rounded.mine();
+      ds = dropped + rows * end;
+      block_dq = tiles.dq_block(s);
+    } else {
+      dropped = p;
+      ds = dp;
+      block_dq = dq + first * s.D;
+    }
     const T* block_q = q + first * s.D;
     const T* block_dout = dout + first * s.out_stride();
-    gemm(rows, end, s.D, scale, {block_q, s.D}, {k, s.D, true}, T{0}, p, end);
-    gemm(rows, end, s.D, T{1}, {block_dout, s.out_stride()}, {v, s.D, true}, T{0}, dp, end);
+    gemm(rows, end, s.D, {block_q, s.D}, {k, s.D, true}, false, p, end);
+    gemm(rows, end, s.D, {block_dout, s.out_stride()}, {v, s.D, true}, false, dp, end);
     for (std::int64_t i = 0; i < rows; ++i) {
       const T* dout_row = block_dout + i * s.out_stride();
       const T* out_row = out + (first + i) * s.out_stride();
-      const T delta = OneLane{}.template sum<T>(s.D, [=](std::int64_t d) { return dout_row[d] * out_row[d]; });
-      body::DropoutRow<T> keep{};
-      if (mask.p > 0) keep = dropout_row_of<T>(mask, mask.first_sample + b, first + i, mask.first_head + h);
-      body::softmax_gradient_row(OneLane{}, first + i + 1, end, log_sum[first + i], delta, mask.p > 0 ? &keep : nullptr,
-                                 p + i * end, dp + i * end);
+      const R delta =
+          OneLane{}.template sum<R>(s.D, [=](std::int64_t d) { return real(dout_row[d]) * real(out_row[d]); });
+      body::DropoutRow<R> keep{};
+      if (mask.p > 0) keep = dropout_row_of<R>(mask, mask.first_sample + b, first + i, mask.first_head + h);
+      body::softmax_gradient_row(OneLane{}, first + i + 1, end, scale, log_sum[first + i], delta,
+                                 mask.p > 0 ? &keep : nullptr, p + i * end, dp + i * end, dropped + i * end,
+                                 ds + i * end);
     }
-    gemm(end, s.D, rows, T{1}, {p, end, true}, {block_dout, s.out_stride()}, T{1}, dv, s.D);
-    gemm(rows, s.D, end, scale, {dp, end}, {k, s.D}, T{0}, dq + first * s.D, s.D);
-    gemm(end, s.D, rows, scale, {dp, end, true}, {block_q, s.D}, T{1}, dk, s.D);
+    gemm(end, s.D, rows, {dropped, end, true}, {block_dout, s.out_stride()}, true, dv, s.D);
+    gemm(rows, s.D, end, {ds, end}, {k, s.D}, false, block_dq, s.D);
+    gemm(end, s.D, rows, {ds, end, true}, {block_q, s.D}, true, dk, s.D);
+    if constexpr (kRounds<T>) {
+      store_rows(
+          rows, s.D, block_dq, s.D, [](std::int64_t) { return R{1}; }, dq + first * s.D, s.D);
+    }
   }
 }
 
@@ -119,14 +188,14 @@ void attend_head_gradient(const Sizes& s, const T* dout, const T* q, const T* k,
 void attention(const Device& device, const Tensor& q, const Tensor& k, const Tensor& v, const Dropout& mask,
                const Tensor& out, const Tensor& log_sum) {
   const Sizes s = check_attention(q, k, v, out, log_sum, mask);
-  with_real(q, [&]<typename T>(T) {
-    const Tiles<T> tiles(device, s.block() * s.T, q.dtype());
+  with_storage(q, [&]<typename T>(T) {
+    const ForwardTiles<T> tiles(device, s);
     parallel_for(s.B * s.H, [&](std::int64_t i) {
       const std::int64_t b = i / s.H;
       const std::int64_t h = i % s.H;
       const std::int64_t kv = s.k_offset(b, h / (s.H / s.K));
-      attend_head<T>(s, q.data<T>() + s.q_offset(b, h), k.data<T>() + kv, v.data<T>() + kv, mask, b, h, tiles.mine(),
-                     out.data<T>() + s.out_offset(b, h), log_sum.data<T>() + i * s.T);
+      attend_head<T>(s, q.data<T>() + s.q_offset(b, h), k.data<T>() + kv, v.data<T>() + kv, mask, b, h, tiles,
+                     out.data<T>() + s.out_offset(b, h), log_sum.data<Real<T>>() + i * s.T);
     });
   });
 }
@@ -139,21 +208,35 @@ void attention_gradient(const Device& device, const Tensor& dout, const Tensor& 
   expect_shape(dq, q.dtype(), q.shape(), "attention_gradient: dq");
   expect_shape(dk, q.dtype(), k.shape(), "attention_gradient: dk");
   expect_shape(dv, q.dtype(), v.shape(), "attention_gradient: dv");
-  with_real(q, [&]<typename T>(T) {
-    const Tiles<T> tiles(device, 2 * s.block() * s.T, q.dtype());
+  with_storage(q, [&]<typename T>(T) {
+    const BackwardTiles<T> tiles(device, s);
     // A key/value head is one thread's: its query heads add to dk and dv in ascending order.
     parallel_for(s.B * s.K, [&](std::int64_t i) {
       const std::int64_t b = i / s.K;
       const std::int64_t g = i % s.K;
       const std::int64_t kv = s.k_offset(b, g);
-      std::fill_n(dk.data<T>() + kv, s.T * s.D, T{0});
-      std::fill_n(dv.data<T>() + kv, s.T * s.D, T{0});
+      Real<T>* sum_k = nullptr;
+      Real<T>* sum_v = nullptr;
+      if constexpr (kRounds<T>) {
+        sum_k = tiles.dk(s);
+        sum_v = tiles.dv(s);
+      } else {
+        sum_k = dk.data<T>() + kv;
+        sum_v = dv.data<T>() + kv;
+      }
+      std::fill_n(sum_k, s.T * s.D, Real<T>{});
+      std::fill_n(sum_v, s.T * s.D, Real<T>{});
       for (std::int64_t h = g * (s.H / s.K); h < (g + 1) * (s.H / s.K); ++h) {
         const std::int64_t at_q = s.q_offset(b, h);
         const std::int64_t at_out = s.out_offset(b, h);
         attend_head_gradient<T>(s, dout.data<T>() + at_out, q.data<T>() + at_q, k.data<T>() + kv, v.data<T>() + kv,
-                                out.data<T>() + at_out, log_sum.data<T>() + (b * s.H + h) * s.T, mask, b, h,
-                                tiles.mine(), dq.data<T>() + at_q, dk.data<T>() + kv, dv.data<T>() + kv);
+                                out.data<T>() + at_out, log_sum.data<Real<T>>() + (b * s.H + h) * s.T, mask, b, h,
+                                tiles, dq.data<T>() + at_q, sum_k, sum_v);
+      }
+      if constexpr (kRounds<T>) {
+        const auto one = [](std::int64_t) { return Real<T>{1}; };
+        store_rows(s.T, s.D, sum_k, s.D, one, dk.data<T>() + kv, s.D);
+        store_rows(s.T, s.D, sum_v, s.D, one, dv.data<T>() + kv, s.D);
       }
     });
   });

@@ -72,27 +72,35 @@ void cross_entropy_loss(const Device&, const Tensor& row_max, const Tensor& row_
 }
 
 void cross_entropy_gradient(const Device&, const Tensor& logits, const Tensor& targets, std::int64_t first_row,
-                            const Tensor& row_max, const Tensor& row_sum, double factor) {
+                            const Tensor& row_max, const Tensor& row_sum, double factor, const Tensor& dlogits) {
   const std::int64_t n = row_length(logits);
   const std::int64_t rows = row_count(logits);
   expect(targets, DType::int32, rows, "cross_entropy_gradient: targets");
   expect(row_max, logits.dtype(), rows, "cross_entropy_gradient: row_max");
   expect(row_sum, logits.dtype(), rows, "cross_entropy_gradient: row_sum");
-  with_real(logits, [&]<typename T>(T) {
-    T* out = logits.data<T>();
+  CUBOID_CHECK(
+      dlogits.defined() && dlogits.elements() == logits.elements() && compute_type(dlogits.dtype()) == logits.dtype(),
+      "cross_entropy_gradient: dlogits differs from logits in size or computes in another type");
+  with_storage(dlogits, [&]<typename T>(T) {
+    const auto* in = logits.data<Real<T>>();
+    T* out = dlogits.data<T>();
     const std::int32_t* target = targets.data<std::int32_t>();
-    const T* max = row_max.data<T>();
-    const T* sum = row_sum.data<T>();
+    const auto* max = row_max.data<Real<T>>();
+    const auto* sum = row_sum.data<Real<T>>();
     parallel_for(rows, [=](std::int64_t r) {
       T* row = out + r * n;
       if (target[r] == kIgnore) {
-        std::fill_n(row, n, T{0});
+        std::fill_n(row, n, T{});
         return;
       }
-      const T scale = static_cast<T>(factor / static_cast<double>(sum[r]));
-      body::cross_entropy_gradient_row(body::OneLane{}, n, max[r], scale, row);
+      const auto scale = static_cast<Real<T>>(factor / static_cast<double>(sum[r]));
       const std::int64_t column = target[r] - first_row;
-      if (column >= 0 && column < n) row[column] -= static_cast<T>(factor);
+      const bool held = column >= 0 && column < n;
+      // Taken before the row is overwritten, and rounded once: p - 1 near 0 is what training ends with.
+      const auto at_target =
+          held ? body::exp(in[r * n + column] - max[r]) * scale - static_cast<Real<T>>(factor) : Real<T>{};
+      body::cross_entropy_gradient_row(body::OneLane{}, n, max[r], scale, in + r * n, row);
+      if (held) row[column] = static_cast<T>(at_target);
     });
   });
 }

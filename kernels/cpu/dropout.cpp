@@ -11,15 +11,15 @@ void dropout_rows(const Shape& shape, const T* x, const T* residual, const Dropo
   const std::int64_t batch = shape[1];
   const std::int64_t n = shape[2];
   parallel_for(shape[0] * batch, [=](std::int64_t r) {
-    const auto row = dropout_row_of<T>(mask, mask.first_sample + r % batch, mask.first_row + r / batch, 0);
+    const auto row = dropout_row_of<Real<T>>(mask, mask.first_sample + r % batch, mask.first_row + r / batch, 0);
     const T* in = x + r * n;
     const T* add = Add ? residual + r * n : nullptr;
     T* out = y + r * n;
-    body::dropout_row(body::OneLane{}, n, row, [=](std::int64_t i, T factor) {
+    body::dropout_row(body::OneLane{}, n, row, [=](std::int64_t i, Real<T> factor) {
       if constexpr (Add) {
-        out[i] = add[i] + in[i] * factor;
+        out[i] = static_cast<T>(real(add[i]) + real(in[i]) * factor);
       } else {
-        out[i] = in[i] * factor;
+        out[i] = static_cast<T>(real(in[i]) * factor);
       }
     });
   });
@@ -35,7 +35,7 @@ void dropout(const Device& device, const Tensor& x, const Dropout& mask, const T
     device.copy(x, y);
     return;
   }
-  with_real(x, [&]<typename T>(T) { dropout_rows<false, T>(x.shape(), x.data<T>(), nullptr, mask, y.data<T>()); });
+  with_storage(x, [&]<typename T>(T) { dropout_rows<false, T>(x.shape(), x.data<T>(), nullptr, mask, y.data<T>()); });
 }
 
 void dropout_add(const Device& device, const Tensor& x, const Tensor& residual, const Dropout& mask, const Tensor& y) {
@@ -47,8 +47,8 @@ void dropout_add(const Device& device, const Tensor& x, const Tensor& residual, 
     add(device, residual, x, y);
     return;
   }
-  with_real(x,
-            [&]<typename T>(T) { dropout_rows<true>(x.shape(), x.data<T>(), residual.data<T>(), mask, y.data<T>()); });
+  with_storage(
+      x, [&]<typename T>(T) { dropout_rows<true>(x.shape(), x.data<T>(), residual.data<T>(), mask, y.data<T>()); });
 }
 
 }  // namespace cuboid::kernels

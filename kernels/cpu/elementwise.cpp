@@ -18,22 +18,23 @@ void each_element(std::int64_t n, F f) {
 }  // namespace
 
 void gelu(const Device&, const Tensor& x, const Tensor& y) {
-  with_real(x, [&]<typename T>(T) {
+  with_storage(x, [&]<typename T>(T) {
     expect_like(y, x, "gelu: y");
     const T* xs = x.data<T>();
     T* ys = y.data<T>();
-    each_element(x.elements(), [=](std::int64_t i) { ys[i] = body::gelu(xs[i]); });
+    each_element(x.elements(), [=](std::int64_t i) { ys[i] = static_cast<T>(body::gelu(real(xs[i]))); });
   });
 }
 
 void gelu_gradient(const Device&, const Tensor& dy, const Tensor& x, const Tensor& dx) {
-  with_real(x, [&]<typename T>(T) {
+  with_storage(x, [&]<typename T>(T) {
     expect_like(dy, x, "gelu_gradient: dy");
     expect_like(dx, x, "gelu_gradient: dx");
     const T* dys = dy.data<T>();
     const T* xs = x.data<T>();
     T* dxs = dx.data<T>();
-    each_element(x.elements(), [=](std::int64_t i) { dxs[i] = body::gelu_gradient(dys[i], xs[i]); });
+    each_element(x.elements(),
+                 [=](std::int64_t i) { dxs[i] = static_cast<T>(body::gelu_gradient(real(dys[i]), real(xs[i]))); });
   });
 }
 
@@ -42,13 +43,14 @@ void swiglu(const Device&, const Tensor& gate_up, const Tensor& y) {
   const std::int64_t n = row_length(gate_up) / 2;
   CUBOID_CHECK(row_length(gate_up) == 2 * n, "swiglu: gate_up is " + to_string(gate_up.shape()));
   expect(y, gate_up.dtype(), rows * n, "swiglu: y");
-  with_real(y, [&]<typename T>(T) {
+  with_storage(y, [&]<typename T>(T) {
     const T* in = gate_up.data<T>();
     T* out = y.data<T>();
     parallel_for(rows, [=](std::int64_t r) {
       const T* gate = in + r * 2 * n;
       T* row = out + r * n;
-      body::OneLane{}.each(n, [=](std::int64_t i) { row[i] = body::swiglu(gate[i], gate[n + i]); });
+      body::OneLane{}.each(
+          n, [=](std::int64_t i) { row[i] = static_cast<T>(body::swiglu(real(gate[i]), real(gate[n + i]))); });
     });
   });
 }
@@ -59,7 +61,7 @@ void swiglu_gradient(const Device&, const Tensor& dy, const Tensor& gate_up, con
   CUBOID_CHECK(row_length(gate_up) == 2 * n, "swiglu_gradient: gate_up is " + to_string(gate_up.shape()));
   expect(dy, gate_up.dtype(), rows * n, "swiglu_gradient: dy");
   expect_like(dgate_up, gate_up, "swiglu_gradient: dgate_up");
-  with_real(dy, [&]<typename T>(T) {
+  with_storage(dy, [&]<typename T>(T) {
     const T* dys = dy.data<T>();
     const T* in = gate_up.data<T>();
     T* out = dgate_up.data<T>();
@@ -68,9 +70,9 @@ void swiglu_gradient(const Device&, const Tensor& dy, const Tensor& gate_up, con
       const T* row = dys + r * n;
       T* d = out + r * 2 * n;
       body::OneLane{}.each(n, [=](std::int64_t i) {
-        const auto g = body::swiglu_gradient(row[i], gate[i], gate[n + i]);
-        d[i] = g.dgate;
-        d[n + i] = g.dup;
+        const auto g = body::swiglu_gradient(real(row[i]), real(gate[i]), real(gate[n + i]));
+        d[i] = static_cast<T>(g.dgate);
+        d[n + i] = static_cast<T>(g.dup);
       });
     });
   });
@@ -80,32 +82,33 @@ void add_bias(const Device&, const Tensor& x, const Tensor& bias, const Tensor& 
   const std::int64_t n = row_length(x);
   expect(bias, x.dtype(), n, "add_bias: bias");
   expect_like(y, x, "add_bias: y");
-  with_real(x, [&]<typename T>(T) {
+  with_storage(x, [&]<typename T>(T) {
     const T* xs = x.data<T>();
     const T* bs = bias.data<T>();
     T* ys = y.data<T>();
     parallel_for(row_count(x), [=](std::int64_t r) {
-      body::OneLane{}.each(n, [=](std::int64_t i) { ys[r * n + i] = xs[r * n + i] + bs[i]; });
+      body::OneLane{}.each(n,
+                           [=](std::int64_t i) { ys[r * n + i] = static_cast<T>(real(xs[r * n + i]) + real(bs[i])); });
     });
   });
 }
 
 void add(const Device&, const Tensor& a, const Tensor& b, const Tensor& c) {
-  with_real(a, [&]<typename T>(T) {
+  with_storage(a, [&]<typename T>(T) {
     expect_like(b, a, "add: b");
     expect_like(c, a, "add: c");
     const T* as = a.data<T>();
     const T* bs = b.data<T>();
     T* cs = c.data<T>();
-    each_element(a.elements(), [=](std::int64_t i) { cs[i] = as[i] + bs[i]; });
+    each_element(a.elements(), [=](std::int64_t i) { cs[i] = static_cast<T>(real(as[i]) + real(bs[i])); });
   });
 }
 
 void scale(const Device&, const Tensor& t, double factor) {
-  with_real(t, [&]<typename T>(T) {
+  with_storage(t, [&]<typename T>(T) {
     T* ts = t.data<T>();
-    const T f = static_cast<T>(factor);
-    each_element(t.elements(), [=](std::int64_t i) { ts[i] *= f; });
+    const auto f = static_cast<Real<T>>(factor);
+    each_element(t.elements(), [=](std::int64_t i) { ts[i] = static_cast<T>(real(ts[i]) * f); });
   });
 }
 

@@ -23,8 +23,8 @@ HeadSizes check_heads(const Tensor& qkv, const Tensor& cos, const Tensor& sin, c
   CUBOID_CHECK(cos.defined() == sin.defined(), "split_heads: cos without sin, or sin without cos");
   if (cos.defined()) {
     CUBOID_CHECK(s.D % 2 == 0, "split_heads: rotation of an odd head dim");
-    expect_shape(cos, q.dtype(), Shape{s.T, s.D / 2}, "split_heads: cos");
-    expect_shape(sin, q.dtype(), Shape{s.T, s.D / 2}, "split_heads: sin");
+    expect_shape(cos, compute_type(q.dtype()), Shape{s.T, s.D / 2}, "split_heads: cos");
+    expect_shape(sin, compute_type(q.dtype()), Shape{s.T, s.D / 2}, "split_heads: sin");
   }
   return s;
 }
@@ -47,11 +47,11 @@ void each_head(const HeadSizes& s, std::int64_t r, T* fused, T* q, T* k, T* v, V
 void split_heads(const Device&, const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& q,
                  const Tensor& k, const Tensor& v) {
   const HeadSizes s = check_heads(qkv, cos, sin, q, k, v);
-  with_real(qkv, [&]<typename T>(T) {
+  with_storage(qkv, [&]<typename T>(T) {
     parallel_for(s.T * s.B, [&](std::int64_t r) {
       const std::int64_t t = r / s.B;
-      const T* c = cos.defined() ? cos.data<T>() + t * (s.D / 2) : nullptr;
-      const T* si = cos.defined() ? sin.data<T>() + t * (s.D / 2) : nullptr;
+      const auto* c = cos.defined() ? cos.data<Real<T>>() + t * (s.D / 2) : nullptr;
+      const auto* si = cos.defined() ? sin.data<Real<T>>() + t * (s.D / 2) : nullptr;
       each_head(s, r, qkv.data<T>(), q.data<T>(), k.data<T>(), v.data<T>(), [&](T* fused, T* head, bool turns) {
         if (turns && c != nullptr) {
           body::rotate_row<body::OneLane, T>(body::OneLane{}, s.D / 2, c, si, fused, head);
@@ -66,11 +66,11 @@ void split_heads(const Device&, const Tensor& qkv, const Tensor& cos, const Tens
 void split_heads_gradient(const Device&, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,
                           const Tensor& sin, const Tensor& dqkv) {
   const HeadSizes s = check_heads(dqkv, cos, sin, dq, dk, dv);
-  with_real(dqkv, [&]<typename T>(T) {
+  with_storage(dqkv, [&]<typename T>(T) {
     parallel_for(s.T * s.B, [&](std::int64_t r) {
       const std::int64_t t = r / s.B;
-      const T* c = cos.defined() ? cos.data<T>() + t * (s.D / 2) : nullptr;
-      const T* si = cos.defined() ? sin.data<T>() + t * (s.D / 2) : nullptr;
+      const auto* c = cos.defined() ? cos.data<Real<T>>() + t * (s.D / 2) : nullptr;
+      const auto* si = cos.defined() ? sin.data<Real<T>>() + t * (s.D / 2) : nullptr;
       each_head(s, r, dqkv.data<T>(), dq.data<T>(), dk.data<T>(), dv.data<T>(), [&](T* fused, T* head, bool turns) {
         if (turns && c != nullptr) {
           body::rotate_back_row<body::OneLane, T>(body::OneLane{}, s.D / 2, c, si, head, fused);

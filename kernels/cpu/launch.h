@@ -10,7 +10,12 @@
 
 #include "cuboid/runtime/device.h"
 
+#include "kernels/body/storage.h"
+
 namespace cuboid::kernels {
+
+using body::Real;
+using body::real;
 
 /// Calls f with a value of the element type: float or double.
 template <typename F>
@@ -21,6 +26,17 @@ void with_real(const Tensor& tensor, F f) {
   } else {
     CUBOID_CHECK(tensor.dtype() == DType::float64, std::string("no kernel for ") + name_of(tensor.dtype()));
     f(double{});
+  }
+}
+
+/// Calls f with a value of the element type: float, double or BFloat16, of which only the last differs from the type
+/// that is computed with (body::Real).
+template <typename F>
+void with_storage(const Tensor& tensor, F f) {
+  if (tensor.defined() && tensor.dtype() == DType::bfloat16) {
+    f(BFloat16{});
+  } else {
+    with_real(tensor, f);
   }
 }
 

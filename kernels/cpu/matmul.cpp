@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include <oneapi/dnnl/dnnl.h>
 
 #include "cuboid/kernels/kernels.h"
@@ -12,10 +14,10 @@ namespace cuboid::kernels {
 // oneDNN's sgemm rather than its matmul primitive: it is stateless, so there is no cache of primitives by shape to
 // build, look up or share between ranks, and on a training step's shapes it is as fast or faster in every layout
 // (benchmarks/bench_kernels).
-void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, MatrixRef<float> a, MatrixRef<float> b,
-          float beta, float* c, std::int64_t c_stride) {
-  const dnnl_status_t status = dnnl_sgemm(a.transposed ? 'T' : 'N', b.transposed ? 'T' : 'N', m, n, k, alpha, a.data,
-                                          a.stride, b.data, b.stride, beta, c, c_stride);
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<float> a, MatrixRef<float> b, bool accumulate,
+          float* c, std::int64_t c_stride) {
+  const dnnl_status_t status = dnnl_sgemm(a.transposed ? 'T' : 'N', b.transposed ? 'T' : 'N', m, n, k, 1.0F, a.data,
+                                          a.stride, b.data, b.stride, accumulate ? 1.0F : 0.0F, c, c_stride);
   if (status == dnnl_success) return;
   throw Error(ErrorKind::failed,
               "matrix product (" + std::to_string(m) + "," + std::to_string(k) + ")·(" + std::to_string(k) + "," +
@@ -23,8 +25,8 @@ void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, MatrixRef
                   (status == dnnl_out_of_memory ? "that memory ran out" : "status " + std::to_string(status)));
 }
 
-void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, MatrixRef<double> a, MatrixRef<double> b,
-          double beta, double* c, std::int64_t c_stride) {
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<double> a, MatrixRef<double> b, bool accumulate,
+          double* c, std::int64_t c_stride) {
   const std::int64_t a_row = a.transposed ? 1 : a.stride;
   const std::int64_t a_column = a.transposed ? a.stride : 1;
   const std::int64_t b_row = b.transposed ? 1 : b.stride;
@@ -34,10 +36,54 @@ void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, MatrixRe
     for (std::int64_t j = 0; j < n; ++j) {
       double sum = 0;
       for (std::int64_t p = 0; p < k; ++p) sum += a.data[i * a_row + p * a_column] * b.data[p * b_row + j * b_column];
-      row[j] = alpha * sum + (beta == 0 ? 0 : beta * row[j]);
+      row[j] = accumulate ? row[j] + sum : sum;
     }
   });
 }
+
+namespace {
+
+// Rows that hold the bias, or have it added: what a product is then added to.
+template <typename T>
+void put_bias(std::int64_t m, std::int64_t n, const T* bias, bool add, Real<T>* c) {
+  parallel_for(m, [=](std::int64_t i) {
+    Real<T>* row = c + i * n;
+    if (add) {
+      body::add_row(body::OneLane{}, n, bias, row);
+    } else {
+      body::OneLane{}.each(n, [=](std::int64_t j) { row[j] = real(bias[j]); });
+    }
+  });
+}
+
+// c of the type that sums are made in.
+template <typename T>
+void multiply(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<T> a, MatrixRef<T> b, const Tensor& bias,
+              bool accumulate, Real<T>* c) {
+  if (bias.defined()) put_bias(m, n, bias.data<T>(), accumulate, c);
+  const bool adds = accumulate || bias.defined();
+  if (k > 0) {
+    gemm(m, n, k, a, b, adds, c, n);
+  } else if (!adds) {
+    std::fill_n(c, m * n, Real<T>{});
+  }
+}
+
+// c of bfloat16.
+void multiply_rounded(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<BFloat16> a, MatrixRef<BFloat16> b,
+                      const Tensor& bias, BFloat16* c) {
+  const BFloat16* add = bias.defined() ? bias.data<BFloat16>() : nullptr;
+  if (k > 0) return gemm(m, n, k, a, b, add, c);
+  for (std::int64_t i = 0; i < m; ++i) {
+    if (add != nullptr) {
+      std::copy_n(add, n, c + i * n);
+    } else {
+      std::fill_n(c + i * n, n, BFloat16{});
+    }
+  }
+}
+
+}  // namespace
 
 void matmul(const Device&, const Tensor& a, const Tensor& b, const Tensor& c, MatMul options, const Tensor& bias) {
   const std::int64_t a_rows = row_count(a);
@@ -50,40 +96,29 @@ void matmul(const Device&, const Tensor& a, const Tensor& b, const Tensor& c, Ma
   CUBOID_CHECK((options.transpose_b ? b_columns : b_rows) == k && b.dtype() == a.dtype(),
                "matmul: " + to_string(a.shape()) + (options.transpose_a ? "ᵀ" : "") + " and " + to_string(b.shape()) +
                    (options.transpose_b ? "ᵀ" : ""));
-  expect(c, a.dtype(), m * n, "matmul: c");
+  const bool rounds = c.defined() && c.dtype() == DType::bfloat16;
+  expect(c, rounds ? a.dtype() : compute_type(a.dtype()), m * n, "matmul: c");
   CUBOID_CHECK(row_length(c) == n, "matmul: c is " + to_string(c.shape()));
+  CUBOID_CHECK(!(rounds && options.accumulate), "matmul: sums are not added up in bfloat16");
   if (bias.defined()) expect(bias, a.dtype(), n, "matmul: bias");
   if (m == 0 || n == 0) return;
 
-  with_real(a, [&]<typename T>(T) {
-    T* out = c.data<T>();
-    bool adds = options.accumulate;
-    if (bias.defined()) {  // the product is then added to rows that hold the bias
-      const T* row = bias.data<T>();
-      parallel_for(m, [=](std::int64_t i) {
-        if (adds) {
-          body::add_row(body::OneLane{}, n, row, out + i * n);
-        } else {
-          std::copy_n(row, n, out + i * n);
-        }
-      });
-      adds = true;
+  with_storage(a, [&]<typename T>(T) {
+    const MatrixRef<T> left{a.data<T>(), a_columns, options.transpose_a};
+    const MatrixRef<T> right{b.data<T>(), b_columns, options.transpose_b};
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      if (rounds) return multiply_rounded(m, n, k, left, right, bias, c.data<T>());
     }
-    if (k == 0) {
-      if (!adds) std::fill_n(out, m * n, T{0});
-      return;
-    }
-    gemm(m, n, k, T{1}, {a.data<T>(), a_columns, options.transpose_a}, {b.data<T>(), b_columns, options.transpose_b},
-         adds ? T{1} : T{0}, out, n);
+    multiply<T>(m, n, k, left, right, bias, options.accumulate, c.data<Real<T>>());
   });
 }
 
 void add_column_sum(const Device&, const Tensor& x, const Tensor& out) {
   const std::int64_t n = row_length(x);
-  expect(out, x.dtype(), n, "add_column_sum: out");
-  with_real(x, [&]<typename T>(T) {
+  expect(out, compute_type(x.dtype()), n, "add_column_sum: out");
+  with_storage(x, [&]<typename T>(T) {
     parallel_chunks(n, kColumnChunk, [&](std::int64_t first, std::int64_t count) {
-      body::add_column_sum(body::OneLane{}, row_count(x), count, n, x.data<T>() + first, out.data<T>() + first);
+      body::add_column_sum(body::OneLane{}, row_count(x), count, n, x.data<T>() + first, out.data<Real<T>>() + first);
     });
   });
 }

@@ -35,20 +35,31 @@ void add_squares(const Device&, const Tensor& x, ExactSum& sum) {
   });
 }
 
+namespace {
+
+template <typename From, typename To>
+void convert_elements(std::int64_t n, const From* from, To* to) {
+  parallel_chunks(n, kElementChunk, [=](std::int64_t first, std::int64_t count) {
+    body::OneLane{}.each(count, [=](std::int64_t i) { to[first + i] = static_cast<To>(real(from[first + i])); });
+  });
+}
+
+}  // namespace
+
 void convert(const Device&, const float* numbers, const Tensor& out) {
-  const std::int64_t n = out.elements();
-  if (n == 0 || numbers == out.raw()) return;
-  const auto copy = [&]<typename T>(T* to) {
-    parallel_chunks(n, kElementChunk, [=](std::int64_t first, std::int64_t count) {
-      for (std::int64_t i = first; i < first + count; ++i) to[i] = static_cast<T>(numbers[i]);
-    });
-  };
-  if (out.dtype() == DType::float32) {
-    copy(out.data<float>());
-  } else if (out.dtype() == DType::bfloat16) {
-    copy(out.data<BFloat16>());
+  if (out.elements() == 0 || numbers == out.raw()) return;
+  with_storage(out, [&]<typename T>(T) { convert_elements(out.elements(), numbers, out.data<T>()); });
+}
+
+void convert(const Device& device, const Tensor& from, const Tensor& to) {
+  CUBOID_CHECK(from.elements() == to.elements(), to_string(from.shape()) + " to " + to_string(to.shape()));
+  if (from.dtype() == to.dtype()) {
+    device.copy(from, to);
+  } else if (from.dtype() == DType::float32) {
+    convert(device, from.data<float>(), to);
   } else {
-    copy(out.data<double>());
+    expect(to, DType::float32, from.elements(), "convert: to");
+    with_storage(from, [&]<typename T>(T) { convert_elements(from.elements(), from.data<T>(), to.data<float>()); });
   }
 }
 

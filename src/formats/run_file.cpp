@@ -71,6 +71,8 @@ void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Vis
   visit("balance", "costs that stages are balanced by: flops or measured", run.balance, kBalances);
   visit.section("Training");
   visit("dtype", "compute type, float32 or bfloat16", run.dtype, kDTypes);
+  visit("reduce-dtype", "type of sums between ranks, float32, or bfloat16 to halve their bytes", run.reduce_dtype,
+        kDTypes);
   visit("recompute", "activations computed again in backward: none, selective or full", run.recompute, kRecompute);
   visit("micro-batch", "samples a rank computes at once", run.micro_batch);
   visit("global-batch", "samples a step, over all ranks", run.global_batch);
@@ -92,7 +94,7 @@ void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Vis
   visit.section("Run");
   visit("threads-per-rank", "OpenMP threads of a rank", run.threads_per_rank);
   visit("deadline", "longest wait for another rank, in seconds", run.deadline);
-  visit("stop-on-nan", "end with status 3 at a loss that is not a number", run.stop_on_nan);
+  visit("stop-on-nan", "end with status 3 at a loss or gradient that is not a number", run.stop_on_nan);
   visit("timeline", "write timeline.json into out (Chrome trace format)", run.timeline);
   visit("checkpoint-every", "steps between checkpoints in out; 0: only when told to stop", run.checkpoint_every);
   visit("keep", "newest checkpoints kept; 0: all", run.keep);

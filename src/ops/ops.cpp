@@ -15,6 +15,11 @@ Tensor like(Tape& tape, const Tensor& t) {
   return tape.device().empty(t.shape(), t.dtype());
 }
 
+// One number a row.
+Tensor statistics(const Device& device, const Tensor& x, Category category = Category::activations) {
+  return device.empty({x.shape().rows()}, compute_type(x.dtype()), category);
+}
+
 }  // namespace
 
 Var linear(Tape& tape, const Var& x, Parameter& weight, Parameter* bias) {
@@ -41,8 +46,8 @@ Var linear(Tape& tape, const Var& x, Parameter& weight, Parameter* bias) {
 Var layer_norm(Tape& tape, const Var& x, Parameter& weight, Parameter& bias, double eps) {
   const Device& device = tape.device();
   const Tensor y = like(tape, x.value());
-  const Tensor mean = device.empty({x.shape().rows()}, x.value().dtype());
-  const Tensor rstd = device.empty({x.shape().rows()}, x.value().dtype());
+  const Tensor mean = statistics(device, x.value());
+  const Tensor rstd = statistics(device, x.value());
   kernels::layer_norm(device, x.value(), weight.value, bias.value, eps, y, mean, rstd);
   Var result =
       tape.record(y, {x.slot()}, {&weight, &bias},
@@ -59,47 +64,32 @@ Var layer_norm(Tape& tape, const Var& x, Parameter& weight, Parameter& bias, dou
   if (!tape.recomputes_cheap()) return result;
   return result.recomputed_by([device, x = x.value(), &weight, &bias, eps] {
     const Tensor again = device.empty(x.shape(), x.dtype());
-    const Tensor statistics = device.empty({2, x.shape().rows()}, x.dtype(), Category::workspace);
-    const Shape rows = {x.shape().rows()};
-    kernels::layer_norm(device, x, weight.value, bias.value, eps, again, statistics.narrow(0, 1).reshape(rows),
-                        statistics.narrow(1, 1).reshape(rows));
+    kernels::layer_norm(device, x, weight.value, bias.value, eps, again, statistics(device, x, Category::workspace),
+                        statistics(device, x, Category::workspace));
     return again;
   });
 }
 
-namespace {
-
-// The weight that a norm multiplies by.
-Tensor shifted(const Device& device, const Parameter& weight, double offset) {
-  if (offset == 0) return weight.value;
-  const Tensor sum = device.empty(weight.value.shape(), weight.value.dtype(), Category::workspace);
-  kernels::shift(device, weight.value, offset, sum);
-  return sum;
-}
-
-}  // namespace
-
 Var rms_norm(Tape& tape, const Var& x, Parameter& weight, double eps, double offset) {
   const Device& device = tape.device();
   const Tensor y = like(tape, x.value());
-  const Tensor rstd = device.empty({x.shape().rows()}, x.value().dtype());
-  kernels::rms_norm(device, x.value(), shifted(device, weight, offset), eps, y, rstd);
-  Var result = tape.record(
-      y, {x.slot()}, {&weight}, [slot = x.slot(), x = x.value(), rstd, &weight, offset](Tape& t, Tensor dy) {
-        if (slot.wanted()) {
-          const Tensor dx = like(t, x);
-          kernels::rms_norm_input_gradient(t.device(), dy, x, shifted(t.device(), weight, offset), rstd, dx);
-          t.contribute(slot, dx);
-        }
-        t.defer({&weight}, [device = t.device(), x, dy, rstd, &weight] {
-          kernels::rms_norm_weight_gradient(device, dy, x, rstd, weight.gradient);
-        });
-      });
+  const Tensor rstd = statistics(device, x.value());
+  kernels::rms_norm(device, x.value(), weight.value, offset, eps, y, rstd);
+  Var result = tape.record(y, {x.slot()}, {&weight},
+                           [slot = x.slot(), x = x.value(), rstd, &weight, offset](Tape& t, Tensor dy) {
+                             if (slot.wanted()) {
+                               const Tensor dx = like(t, x);
+                               kernels::rms_norm_input_gradient(t.device(), dy, x, weight.value, offset, rstd, dx);
+                               t.contribute(slot, dx);
+                             }
+                             t.defer({&weight}, [device = t.device(), x, dy, rstd, &weight] {
+                               kernels::rms_norm_weight_gradient(device, dy, x, rstd, weight.gradient);
+                             });
+                           });
   if (!tape.recomputes_cheap()) return result;
   return result.recomputed_by([device, x = x.value(), &weight, eps, offset] {
     const Tensor again = device.empty(x.shape(), x.dtype());
-    const Tensor statistics = device.empty({x.shape().rows()}, x.dtype(), Category::workspace);
-    kernels::rms_norm(device, x, shifted(device, weight, offset), eps, again, statistics);
+    kernels::rms_norm(device, x, weight.value, offset, eps, again, statistics(device, x, Category::workspace));
     return again;
   });
 }
@@ -219,8 +209,8 @@ Var attention(Tape& tape, const Var& qkv, const AttentionShape& shape, const Ten
   const Tensor k = device.empty({batch, shape.kv_heads, length, shape.head_dim}, dtype);  // (B,K,T,D)
   const Tensor v = device.empty({batch, shape.kv_heads, length, shape.head_dim}, dtype);  // (B,K,T,D)
   kernels::split_heads(device, qkv.value(), cos, sin, q, k, v);
-  const Tensor out = device.empty({length, batch, shape.heads * shape.head_dim}, dtype);  // (T,B,H*D)
-  const Tensor log_sum = device.empty({batch, shape.heads, length}, dtype);               // (B,H,T)
+  const Tensor out = device.empty({length, batch, shape.heads * shape.head_dim}, dtype);   // (T,B,H*D)
+  const Tensor log_sum = device.empty({batch, shape.heads, length}, compute_type(dtype));  // (B,H,T)
   kernels::attention(device, q, k, v, mask, out, log_sum);
   // Only the shape of qkv is needed afterwards: q, k and v hold its rotated values.
   return tape.record(out, {qkv.slot()}, {}, [=, slot = qkv.slot(), qkv_shape = qkv.shape()](Tape& t, Tensor dout) {

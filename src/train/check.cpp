@@ -48,9 +48,6 @@ void check_axes_of_this_version(const RunConfig& run, Problems& problems) {
   if (const int ep = run.grid.degree(Axis::ep); ep > 1) {
     problems.add(fmt::format("--ep {}: this version has no expert parallelism; use 1", ep));
   }
-  if (run.dtype != DType::float32) {
-    problems.add(fmt::format("--dtype {}: this version computes in float32; use float32", name_of(run.dtype)));
-  }
   if (run.grid.world() > kMostRanksPerProcess) {
     problems.add(fmt::format("the grid has {} ranks (--tp {} x --pp {} x --dp {}); one process runs at most {}",
                              run.grid.world(), run.grid.degree(Axis::tp), run.grid.degree(Axis::pp),
@@ -181,6 +178,15 @@ void check_data(const RunConfig& run, Problems& problems) {
                               data.eval_every));
 }
 
+void check_types(const RunConfig& run, Problems& problems) {
+  const auto usable = [](DType dtype) { return dtype == DType::float32 || dtype == DType::bfloat16; };
+  problems.add_if(!usable(run.dtype), fmt::format("--dtype {}: use float32 or bfloat16", name_of(run.dtype)));
+  problems.add_if(!usable(run.reduce_dtype),
+                  fmt::format("--reduce-dtype {}: use float32 or bfloat16", name_of(run.reduce_dtype)));
+  problems.add_if(run.reduce_dtype == DType::bfloat16 && run.dtype == DType::float32,
+                  "--reduce-dtype bfloat16: would undo the precision of --dtype float32; use it with --dtype bfloat16");
+}
+
 void check_process(const RunConfig& run, Problems& problems) {
   problems.add_if(run.steps < 1, fmt::format("--steps {}: must be at least 1", run.steps));
   problems.add_if(run.threads_per_rank < 1,
@@ -215,6 +221,7 @@ void check_settings(const RunConfig& run, Problems& problems) {
   check_batch(run, problems);
   check_optimizer(run, problems);
   check_data(run, problems);
+  check_types(run, problems);
   check_process(run, problems);
   check_saving(run, problems);
 }

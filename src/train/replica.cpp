@@ -20,7 +20,7 @@ Replica::Replica(RankContext& context, const RunConfig& run, const ModelConfig& 
       table_(parameters_of(config)),
       groups_(run.grid, *context.world),
       channels_(groups_.axis(Axis::pp), layout.training.rank_of_stage()),
-      tp_{&groups_.axis(Axis::tp), run.sequence_parallel} {
+      tp_{&groups_.axis(Axis::tp), run.sequence_parallel, run.reduce_dtype} {
   const int pipeline_rank = groups_.at()[Axis::pp];
   const std::vector<int> rank_of_stage = layout.training.rank_of_stage();
   const std::vector<StageSpan> spans = stage_spans(layout.stage_layers);
@@ -28,7 +28,8 @@ Replica::Replica(RankContext& context, const RunConfig& run, const ModelConfig& 
   for (std::size_t s = 0; s < spans.size(); ++s) {
     if (rank_of_stage[s] == pipeline_rank) mine.push_back(stage_blocks(spans[s]));
   }
-  const ParameterOptions options{.dtype = run.dtype, .zero = run.zero, .bucket_bytes = run.bucket_bytes};
+  const ParameterOptions options{
+      .dtype = run.dtype, .reduce_dtype = run.reduce_dtype, .zero = run.zero, .bucket_bytes = run.bucket_bytes};
   store_ =
       std::make_unique<ParameterStore>(device_, table_, mine, tp_.rank(), tp_.size(), groups_.axis(Axis::dp), options);
   partial_ = std::make_unique<TensorPartialGradients>(device_, table_, *store_, *tp_.comm, run.sequence_parallel);
@@ -103,9 +104,10 @@ BatchLoss Replica::train_batch(const SampleReader& read, const StepIdentity& ide
   executor_->run([&] {
     partial_->reduce();
     add_tied_gradients(device_, table_, *store_, channels_.embedding());
+    loss_ = collect_loss(batch.tokens);
     step();
   });
-  return collect_loss(batch.tokens);
+  return loss_;
 }
 
 BatchLoss Replica::evaluate_batch(const SampleReader& read) {
@@ -122,9 +124,11 @@ void Replica::keep_logits(bool keep) {
 Tensor Replica::logits(std::int64_t b) const {
   const auto last = std::find_if(stages_.begin(), stages_.end(), [](const auto& s) { return s->last(); });
   if (last == stages_.end()) return {};
-  const Tensor& local = (*last)->logits();  // (T,B,V/tp), parts that may differ in width by one
+  const Tensor& kept = (*last)->logits();  // (T,B,V/tp), parts that may differ in width by one
+  const Tensor local = device_.empty(kept.shape(), DType::float32);
+  kernels::convert(device_, kept, local);
   const std::int64_t width = config_.vocab;
-  const Tensor full = device_.zeros({run_.seq_len, width}, local.dtype());
+  const Tensor full = device_.zeros({run_.seq_len, width}, DType::float32);
   const std::int64_t first = even_share(width, tp_.rank(), tp_.size()).begin;
   const std::int64_t columns = local.dim(2);
   for (std::int64_t t = 0; t < run_.seq_len; ++t) {

@@ -91,7 +91,8 @@ class RankTrainer {
         result.bubble_fraction += metrics.bubble_fraction / (in_.run.steps - first - 1);
         result.schedule_bubble_fraction += metrics.schedule_bubble_fraction / (in_.run.steps - first - 1);
       }
-      result.nan_stop = in_.run.stop_on_nan && !std::isfinite(metrics.loss);
+      result.skipped_steps = metrics.skipped_steps;
+      result.nan_stop = in_.run.stop_on_nan && result.skipped_steps > 0;
       result.stopped = agreed_.stop && s + 1 < in_.run.steps;
       if (!result.nan_stop) save_if_due(result.stopped);
       if (in_.run.data.eval_every > 0 && ((s + 1) % in_.run.data.eval_every == 0 || s + 1 == in_.run.steps)) {
@@ -142,13 +143,23 @@ class RankTrainer {
     return metrics;
   }
 
-  // The schedule's STEP: global norm, clipping, optimizer.
+  // The schedule's STEP: global norm, clipping, optimizer. Norm and loss are the same numbers on every rank, so all of
+  // them leave out the same update: one with a number that is not finite would destroy the weights for good.
   void update(int s, StepMetrics& metrics) {
     if (s == 0 && !in_.run.dump_grads.empty()) dump_gradients();
     const Groups& groups = replica_.groups();
     metrics.grad_norm =
         gradient_norm(context_.device, replica_.parameters(), groups.axis(Axis::tp), groups.axis(Axis::pp));
-    optimizer_.step(metrics.lr, clipping_factor(in_.run.optimizer.clip_grad, metrics.grad_norm));
+    if (std::isfinite(metrics.grad_norm) && std::isfinite(replica_.loss().sum)) {
+      optimizer_.step(metrics.lr, clipping_factor(in_.run.optimizer.clip_grad, metrics.grad_norm));
+    } else {
+      ++skipped_steps_;
+      if (rank() == 0) {
+        log::warning(fmt::format("step {}: loss {}, gradient norm {}: the update is left out on all ranks", s,
+                                 replica_.loss().mean(), metrics.grad_norm));
+      }
+    }
+    metrics.skipped_steps = skipped_steps_;
   }
 
   // Saves after this step where that is asked for, and makes a finished background save visible.
@@ -243,6 +254,7 @@ class RankTrainer {
   Optimizer optimizer_;
   BubbleMeter bubble_;
   Timeline timeline_;
+  int skipped_steps_ = 0;
   std::unique_ptr<CheckpointWriter> writer_;  // null without an output folder
   Position position_;
   struct {

@@ -13,6 +13,7 @@
 #include "cuboid/core/random.h"
 #include "cuboid/kernels/kernels.h"
 
+#include "kernels/body/storage.h"
 #include "kernels/reference/reference.h"
 
 namespace cuboid::kernels {
@@ -45,7 +46,9 @@ template <typename T>
 Tensor tensor(const Shape& shape, const Array& from) {
   Tensor made = device().empty(shape, dtype_of<T>);
   EXPECT_EQ(size(made.elements()), from.size());
-  for (std::size_t i = 0; i < from.size(); ++i) made.data<T>()[i] = static_cast<T>(from[i]);
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    made.data<T>()[i] = static_cast<T>(static_cast<body::Real<T>>(from[i]));
+  }
   return made;
 }
 

@@ -115,7 +115,7 @@ LossResult run_loss(const LossCase& s, const Array& logits, const std::vector<st
   cross_entropy_loss(device(), row_max, row_sum, target_logit, ids, losses);
   LossResult made{values(losses), Array(logits.size())};
   for (std::size_t p = 0; p < size(parts); ++p) {
-    cross_entropy_gradient(device(), logit[p], ids, first[p], row_max, row_sum, factor);
+    cross_entropy_gradient(device(), logit[p], ids, first[p], row_max, row_sum, factor, logit[p]);
     const Array part = values(logit[p]);
     const std::int64_t n = logit[p].dim(1);
     for (std::int64_t i = 0; i < rows * n; ++i) {
@@ -209,7 +209,7 @@ TEST(CrossEntropy, BitsDependOnNeitherThreadsNorAddress) {
     const Tensor max = unset<float>({9});
     const Tensor sum = unset<float>({9});
     cross_entropy_statistics(device(), x, ids, 0, max, sum, unset<float>({9}));
-    cross_entropy_gradient(device(), x, ids, 0, max, sum, 0.1);
+    cross_entropy_gradient(device(), x, ids, 0, max, sum, 0.1, x);
     return x;
   };
   expect_same_bits_on_threads([&] { return run(false); }, "gradient");

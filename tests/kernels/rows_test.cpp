@@ -135,8 +135,8 @@ RmsNormResult run_rms_norm(const Rows& r, const NormInput& in) {
   const Tensor dy = tensor<T>({r.count, r.length}, in.dy);
   const Tensor weight = tensor<T>({r.length}, in.weight);
   RmsNormResult out{unset<T>(x.shape()), unset<T>({r.count}), unset<T>(x.shape()), tensor<T>({r.length}, in.bias)};
-  rms_norm(device(), x, weight, kNormEps, out.y, out.rstd);
-  rms_norm_input_gradient(device(), dy, x, weight, out.rstd, out.dx);
+  rms_norm(device(), x, weight, 0, kNormEps, out.y, out.rstd);
+  rms_norm_input_gradient(device(), dy, x, weight, 0, out.rstd, out.dx);
   rms_norm_weight_gradient(device(), dy, x, out.rstd, out.dweight);
   return out;
 }

@@ -42,6 +42,11 @@ constexpr const char* name_of(DType dtype) {
   return "?";
 }
 
+/// The type in which numbers of a type are computed with, summed and measured: float32 for bfloat16, else itself.
+constexpr DType compute_type(DType dtype) {
+  return dtype == DType::bfloat16 ? DType::float32 : dtype;
+}
+
 /// The upper half of an IEEE float32; conversion from float rounds to nearest even and keeps NaN a NaN.
 struct BFloat16 {
   std::uint16_t bits = 0;

@@ -1,9 +1,12 @@
-// The mathematics of a training step on one device, without any idea of ranks or gradients' bookkeeping. Each function is
-// one kernel: bodies are written once (kernels/body), launched by kernels/cpu. Tensors are float32 or float64 (the tests'
-// finite differences), equal in one call unless said otherwise; sizes are the caller's responsibility and are checked.
+// The mathematics of a training step on one device, without any idea of ranks or gradients' bookkeeping. Each function
+// is one kernel: bodies are written once (kernels/body), launched by kernels/cpu. Tensors are float32, bfloat16 or
+// float64 (the tests' finite differences), equal in one call unless said otherwise; sizes are the caller's
+// responsibility and are checked. bfloat16 is how numbers are stored: arithmetic is in float, and results are rounded
+// once. Statistics (mean, rstd, log_sum, row_max, …), rotary tables, logits and gradients of weights are of the type
+// that is computed with, compute_type: float32 for bfloat16.
 //
-// Shapes: T sequence, B sequences of the micro-batch, N = T·B rows in that order (row = t·B + b), C hidden, H query heads,
-// K key/value heads, D head dim, F ffn, V vocabulary (this rank's rows of it). "adds" = adds to what is there.
+// Shapes: T sequence, B sequences of the micro-batch, N = T·B rows in that order (row = t·B + b), C hidden, H query
+// heads, K key/value heads, D head dim, F ffn, V vocabulary (this rank's rows of it). "adds" = adds to what is there.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +24,17 @@ struct MatMul {
   bool accumulate = false;  ///< add to c instead of overwriting it
 };
 
-/// c (m,n) = op(a)·op(b) [+ bias (n)] [+ c]. Tensors of more than two dims count as (rows, last dim).
+/// c (m,n) = op(a)·op(b) [+ bias (n)] [+ c]. Tensors of more than two dims count as (rows, last dim). Of bfloat16 a and
+/// b, c may be bfloat16 (rounded once; not with `accumulate`) or float32.
 void matmul(const Device& device, const Tensor& a, const Tensor& b, const Tensor& c, MatMul options = {},
             const Tensor& bias = {});
 
-/// out (n) adds the sum over rows of x (rows,n): a bias gradient. Rows are summed in ascending order within fixed blocks.
+/// True if this CPU's instructions multiply bfloat16 matrices through oneDNN; if not, matmul converts them to float32
+/// and back, with the same results but for the order of sums.
+bool has_native_bfloat16();
+
+/// out (n) adds the sum over rows of x (rows,n): a bias gradient. Rows are summed in ascending order within fixed
+/// blocks.
 void add_column_sum(const Device& device, const Tensor& x, const Tensor& out);
 
 // ---------------------------------------------------------------- norms (statistics per row, kept for backward)
@@ -39,11 +48,11 @@ void layer_norm_input_gradient(const Device& device, const Tensor& dy, const Ten
 void layer_norm_weight_gradient(const Device& device, const Tensor& dy, const Tensor& x, const Tensor& mean,
                                 const Tensor& rstd, const Tensor& dweight, const Tensor& dbias);
 
-/// y = x·rstd·weight, rstd = 1/sqrt(mean(x²) + eps): (N).
-void rms_norm(const Device& device, const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
+/// y = x·rstd·(weight + offset), rstd = 1/sqrt(mean(x²) + eps): (N).
+void rms_norm(const Device& device, const Tensor& x, const Tensor& weight, double offset, double eps, const Tensor& y,
               const Tensor& rstd);
 void rms_norm_input_gradient(const Device& device, const Tensor& dy, const Tensor& x, const Tensor& weight,
-                             const Tensor& rstd, const Tensor& dx);
+                             double offset, const Tensor& rstd, const Tensor& dx);
 /// Adds to dweight (C).
 void rms_norm_weight_gradient(const Device& device, const Tensor& dy, const Tensor& x, const Tensor& rstd,
                               const Tensor& dweight);
@@ -62,14 +71,14 @@ void swiglu_gradient(const Device& device, const Tensor& dy, const Tensor& gate_
 void geglu(const Device& device, const Tensor& gate_up, const Tensor& y);
 void geglu_gradient(const Device& device, const Tensor& dy, const Tensor& gate_up, const Tensor& dgate_up);
 
-/// y = x + offset.
-void shift(const Device& device, const Tensor& x, double offset, const Tensor& y);
 /// c = a + b; c may be a or b.
 void add(const Device& device, const Tensor& a, const Tensor& b, const Tensor& c);
 /// y (…,n) = x + bias (n) in every row; y may be x.
 void add_bias(const Device& device, const Tensor& x, const Tensor& bias, const Tensor& y);
 /// out = numbers, rounded to out's element type (float32, float64 or bfloat16). `numbers` may be out's memory.
 void convert(const Device& device, const float* numbers, const Tensor& out);
+/// to = from, rounded to its element type; one of them is float32, or both are of one type.
+void convert(const Device& device, const Tensor& from, const Tensor& to);
 /// t *= factor.
 void scale(const Device& device, const Tensor& t, double factor);
 
@@ -136,13 +145,14 @@ void cross_entropy_statistics(const Device& device, const Tensor& logits, const 
                               const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit);
 /// row_sum *= exp(local_max - global_max), before sums of several ranks are added.
 void rescale_sum(const Device& device, const Tensor& local_max, const Tensor& global_max, const Tensor& row_sum);
-/// losses (B) float64: per sequence the sum over t, ascending, of log(row_sum) + row_max - target_logit where not ignored.
-/// Row of (t,b) is t·B + b.
+/// losses (B) float64: per sequence the sum over t, ascending, of log(row_sum) + row_max - target_logit where not
+/// ignored. Row of (t,b) is t·B + b.
 void cross_entropy_loss(const Device& device, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,
                         const Tensor& targets, const Tensor& losses);
-/// logits become their gradient: (exp(logit - row_max)/row_sum - onehot)·factor, 0 in ignored rows.
+/// dlogits (N,V) = (exp(logit - row_max)/row_sum - onehot)·factor, 0 in ignored rows: bfloat16, or of the logits' type
+/// and then possibly the logits themselves.
 void cross_entropy_gradient(const Device& device, const Tensor& logits, const Tensor& targets, std::int64_t first_row,
-                            const Tensor& row_max, const Tensor& row_sum, double factor);
+                            const Tensor& row_max, const Tensor& row_sum, double factor, const Tensor& dlogits);
 
 // ---------------------------------------------------------------- optimizer
 

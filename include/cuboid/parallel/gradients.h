@@ -12,6 +12,9 @@
 
 namespace cuboid {
 
+/// Gradients are kept and added up in float32. Between ranks they travel in the store's message_type: as bfloat16, a
+/// bucket is rounded before it is sent, and the ranks' numbers are added in float and rounded once more.
+///
 /// The gradients of one stage on their way through the data axis. ZeRO 0 sums each bucket over the ranks, ZeRO 1 leaves
 /// each rank the sum of its part; both once a step, after the last micro-batch. From ZeRO 2 on every micro-batch's
 /// gradient is reduced into the shard that is kept, and its buckets are freed: memory bought with m times the traffic.
@@ -32,10 +35,12 @@ class GradientReduction {
     int missing = 0;
     bool started = false;
     Work work;
-    Tensor reduced;  // ZeRO 2, 3: the part to be added to the shard
+    Tensor message;   // what is sent, if it is not the bucket itself: until the work is done
+    Tensor received;  // what the reduction leaves elsewhere than in its place: of another type, or to be added there
   };
   void start_full();
   void start(Pending& pending);
+  void put(Pending& pending);
 
   Device device_;
   ParameterStore& store_;
@@ -58,6 +63,7 @@ class TensorPartialGradients {
     Communicator* comm;
   };
   Device device_;
+  DType message_type_;
   std::map<int, std::unique_ptr<Communicator>> sharing_;  // by number of copies: ranks that hold the same KV heads
   std::vector<Part> parts_;
 };

@@ -49,7 +49,8 @@ struct OwnedStretch {
 };
 
 struct ParameterOptions {
-  DType dtype = DType::float32;  ///< of the values
+  DType dtype = DType::float32;         ///< of the values
+  DType reduce_dtype = DType::float32;  ///< in which float32 gradients travel between ranks: float32 or bfloat16
   int zero = 0;
   std::int64_t bucket_bytes = 4 << 20;
 };
@@ -80,6 +81,8 @@ class ParameterStore {
   int tp_rank() const { return tp_rank_; }
   int tp_size() const { return tp_size_; }
   int zero() const { return options_.zero; }
+  /// The type in which gradients of a type travel between ranks that add them.
+  DType message_type(DType gradients) const { return gradients == DType::float32 ? options_.reduce_dtype : gradients; }
   /// True if ranks of the data axis own different parts of the optimizer's state: sums over owned parts must be added
   /// over the data axis.
   bool sharded() const { return options_.zero > 0 && data_.size() > 1; }

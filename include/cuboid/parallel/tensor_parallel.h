@@ -1,6 +1,8 @@
 // Layers whose weights are cut over the tensor axis, as in Megatron-LM (arXiv 1909.08053), with sequence parallelism
 // (arXiv 2205.05198): between the split layers, activations are cut along T instead of being replicated.
-// Ranks arrive as the communicator's; nothing here knows where it sits in a grid.
+// Ranks arrive as the communicator's; nothing here knows where it sits in a grid. Partial sums of bfloat16 activations
+// leave the matrix product in float32 and are rounded after they have been added over the ranks, unless the group says
+// otherwise (reduce_dtype).
 #pragma once
 
 #include "cuboid/comm/communicator.h"
@@ -11,11 +13,14 @@ namespace cuboid {
 /// The tensor group as layers see it.
 struct TensorParallel {
   Communicator* comm = nullptr;
-  bool sequence_parallel = false;  ///< activations outside the split layers are (T/tp,B,C); T must be divisible
+  bool sequence_parallel = false;       ///< activations outside the split layers are (T/tp,B,C); T must be divisible
+  DType reduce_dtype = DType::float32;  ///< in which partial sums of bfloat16 activations travel and are added
 
   int rank() const { return comm->rank(); }
   int size() const { return comm->size(); }
   bool splits_sequence() const { return sequence_parallel && size() > 1; }
+  /// The type of partial sums of activations of a type.
+  DType partial_type(DType activations) const { return activations == DType::bfloat16 ? reduce_dtype : activations; }
 };
 
 /// y (T,B,out/tp) = x · weightᵀ + bias with weight (out/tp,in) cut by output. x is (T,B,in), replicated, or (T/tp,B,in)

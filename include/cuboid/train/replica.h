@@ -48,6 +48,8 @@ class Replica {
   /// @param first_sample  global index of the batch's first sample, which keys its dropout
   BatchLoss train_batch(const SampleReader& read, const StepIdentity& identity, std::int64_t first_sample,
                         const std::function<void()>& step);
+  /// The loss of the batch being trained, known (and the same on every rank) once `step` is called.
+  const BatchLoss& loss() const { return loss_; }
   /// Loss of one global batch without gradients or dropout.
   BatchLoss evaluate_batch(const SampleReader& read);
   /// Logits (T,V) of the last micro-batch's row b after evaluate_batch with `keep_logits`, on ranks of the last stage.
@@ -74,6 +76,7 @@ class Replica {
   std::unique_ptr<ParameterStore> store_;
   std::unique_ptr<TensorPartialGradients> partial_;
   std::vector<std::unique_ptr<ModelStage>> stages_;
+  BatchLoss loss_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<Executor> evaluator_;
 };

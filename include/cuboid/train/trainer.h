@@ -33,9 +33,10 @@ struct RunStart {
 };
 
 struct StepMetrics {
-  int step = 0;          ///< counted from 0
-  double loss = 0;       ///< sum over unmasked tokens of the global batch / their number, in nats
-  double grad_norm = 0;  ///< global L2 norm before clipping
+  int step = 0;           ///< counted from 0
+  double loss = 0;        ///< sum over unmasked tokens of the global batch / their number, in nats
+  double grad_norm = 0;   ///< global L2 norm before clipping; NaN if any gradient is not finite
+  int skipped_steps = 0;  ///< steps up to this one whose update was left out: their loss or gradient was not finite
   double lr = 0;
   std::int64_t tokens = 0;  ///< tokens of the global batch
   double step_seconds = 0;
@@ -59,6 +60,7 @@ struct TrainResult {
   double bubble_fraction = 0;           ///< mean over all steps but the first
   double schedule_bubble_fraction = 0;  ///< mean over all steps but the first
   std::string weights_hash;             ///< 16 hex digits over all weights in global name and element order
+  int skipped_steps = 0;                ///< as in StepMetrics
   bool nan_stop = false;                ///< ended early by --stop-on-nan
   bool stopped = false;                 ///< ended early because stop_wanted or --max-seconds said so
 };

@@ -66,7 +66,8 @@ struct RunConfig {
   bool sequence_parallel = false;
   int zero = 0;                         ///< ZeRO stage over the data axis, 0 … 3
   std::int64_t bucket_bytes = 4 << 20;  ///< gradients reduced and parameters gathered together, as float32 bytes
-  DType dtype = DType::float32;
+  DType dtype = DType::float32;         ///< of weights and activations as they are computed with
+  DType reduce_dtype = DType::float32;  ///< in which ranks send each other sums of gradients and bfloat16 activations
   Recompute recompute = Recompute::none;
   int micro_batch = 1;
   int global_batch = 8;
@@ -76,8 +77,8 @@ struct RunConfig {
   double dropout = 0;
   OptimizerConfig optimizer;
   int threads_per_rank = 1;
-  double deadline = 600;  ///< longest wait for another rank, in seconds
-  bool stop_on_nan = false;
+  double deadline = 600;     ///< longest wait for another rank, in seconds
+  bool stop_on_nan = false;  ///< end at a step whose loss or gradient is not finite
   bool timeline = false;
   int checkpoint_every = 0;  ///< steps between checkpoints in out; 0: only when the run is told to stop
   int keep = 0;              ///< newest checkpoints kept; 0: all
