@@ -11,5 +11,6 @@ using Arguments = std::vector<std::string>;
 
 int train_command(const Arguments& arguments);
 int models_command(const Arguments& arguments);
+int schedule_command(const Arguments& arguments);
 
 }  // namespace cuboid::launch

@@ -30,7 +30,7 @@ std::string metrics_line(const StepMetrics& metrics) {
   return line.dump();
 }
 
-std::string result_document(const TrainResult& result, const Grid& grid) {
+std::string result_document(const RunStart& start, const TrainResult& result, const Grid& grid) {
   Json degrees;
   for (Axis axis : kAxes) degrees[name_of(axis)] = grid.degree(axis);
   degrees["order"] = grid.order();
@@ -42,6 +42,8 @@ std::string result_document(const TrainResult& result, const Grid& grid) {
                          {"grid", degrees},
                          {"tokens_per_second", result.tokens_per_second},
                          {"bubble_fraction", result.bubble_fraction},
+                         {"predicted_bubble_fraction", start.schedule_bubble},
+                         {"stage_layers", start.stage_layers},
                          {"weights_hash", result.weights_hash}};
   return document.dump(2);
 }

@@ -13,7 +13,7 @@ namespace cuboid::launch {
 std::string metrics_line(const StepMetrics& metrics);
 
 /// The document of --json.
-std::string result_document(const TrainResult& result, const Grid& grid);
+std::string result_document(const RunStart& start, const TrainResult& result, const Grid& grid);
 
 /// DIR/metrics.jsonl, written line by line: after each step the file is complete up to that step.
 class MetricsFile {

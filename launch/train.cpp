@@ -4,12 +4,14 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include "cuboid/core/log.h"
 #include "cuboid/core/text.h"
 #include "cuboid/core/units.h"
 #include "cuboid/formats/hf_config.h"
 #include "cuboid/formats/safetensors.h"
+#include "cuboid/models/registry.h"
 #include "cuboid/train/check.h"
 #include "cuboid/train/data.h"
 #include "cuboid/train/trainer.h"
@@ -40,6 +42,19 @@ void collect(Problems& problems, const Look& look) {
   }
 }
 
+// What cannot fit is refused here, not by the kernel's killer: weights, gradients and optimizer state of every replica,
+// in float32 and without activations, are a lower bound of what the ranks of this process need.
+void check_memory(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+  const double per_weight = run.optimizer.kind == OptimizerKind::adamw ? 16 : 8;
+  const double needed = per_weight * static_cast<double>(parameters_of(model).total()) * run.grid.degree(Axis::dp);
+  const double present = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  if (needed <= present) return;
+  problems.add(fmt::format(
+      "--model {}: weights, gradients and optimizer state take {} with --dp {}; this machine has {} of memory",
+      run.model, human_bytes(static_cast<std::uint64_t>(needed)), run.grid.degree(Axis::dp),
+      human_bytes(static_cast<std::uint64_t>(present))));
+}
+
 ModelConfig checked_model(const RunConfig& run, Problems& problems) {
   std::optional<ModelConfig> model;
   if (run.model.empty()) {
@@ -49,6 +64,7 @@ ModelConfig checked_model(const RunConfig& run, Problems& problems) {
   }
   if (model) {
     check_run(*model, run, problems);
+    check_memory(*model, run, problems);
   } else {
     check_settings(run, problems);
   }
@@ -89,7 +105,13 @@ void announce(const RunConfig& run, const ModelConfig& model, const RunStart& st
                         100 * start.schedule_bubble));
 }
 
-TrainResult run_training(const RunConfig& run, const ModelConfig& model) {
+struct Finished {
+  RunStart start;
+  TrainResult result;
+};
+
+Finished run_training(const RunConfig& run, const ModelConfig& model) {
+  Finished finished;
   std::optional<MetricsFile> metrics;
   std::optional<Progress> progress;
   TrainEvents events;
@@ -98,6 +120,7 @@ TrainResult run_training(const RunConfig& run, const ModelConfig& model) {
       make_output_folder(run);
       metrics.emplace((std::filesystem::path(run.out) / "metrics.jsonl").string());
     }
+    finished.start = start;
     announce(run, model, start);
     progress.emplace(run.steps);
   };
@@ -106,14 +129,19 @@ TrainResult run_training(const RunConfig& run, const ModelConfig& model) {
     progress->step(step);
   };
   events.on_validation = [&](int step, double loss) { progress->validation(step + 1, loss); };
-  return train(run, model, events);
+  finished.result = train(run, model, events);
+  return finished;
 }
 
-std::string summary(const TrainResult& result, const RunConfig& run) {
+std::string summary(const Finished& finished, const RunConfig& run) {
+  const TrainResult& result = finished.result;
   std::string text = fmt::format("steps             {}\nloss              {:.4f}\n", result.steps, result.final_loss);
   if (result.validation_loss) text += fmt::format("validation loss   {:.4f}\n", *result.validation_loss);
   text += fmt::format("tokens a second   {:.0f}\n", result.tokens_per_second);
-  if (run.grid.degree(Axis::pp) > 1) text += fmt::format("bubble            {:.1f} %\n", 100 * result.bubble_fraction);
+  if (run.grid.degree(Axis::pp) > 1) {
+    text += fmt::format("bubble            {:.1f} % (predicted {:.1f} %)\n", 100 * result.bubble_fraction,
+                        100 * finished.start.schedule_bubble);
+  }
   text += fmt::format("weights hash      {}\n", result.weights_hash);
   if (!run.out.empty()) text += fmt::format("written to        {}\n", run.out);
   return text;
@@ -135,8 +163,9 @@ int train_command(const Arguments& arguments) {
   }
   const ModelConfig model = checked_model(run, problems);
   for (const auto& doubt : doubts_about_run(model, run)) log::warning(doubt);
-  const TrainResult result = run_training(run, model);
-  fmt::print("{}", json ? result_document(result, run.grid) + "\n" : summary(result, run));
+  const Finished finished = run_training(run, model);
+  const TrainResult& result = finished.result;
+  fmt::print("{}", json ? result_document(finished.start, result, run.grid) + "\n" : summary(finished, run));
   if (result.nan_stop) {
     throw Error(ErrorKind::failed,
                 fmt::format("the loss of step {} is not a number (--stop-on-nan)", result.steps - 1));

@@ -74,6 +74,11 @@ void add_training_flags(Flags& flags, RunConfig& run) {
   flags.whole("global-batch", run.global_batch, "sequences a step, over all ranks", 1);
   flags.whole("micro-batch", run.micro_batch, "sequences a rank computes at a time", 1);
   flags.whole("seq-len", run.seq_len, "tokens of a sequence", 1);
+  flags.choice<Recompute>(
+      "recompute", run.recompute,
+      {{"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}},
+      "activations computed again in backward: none, selective (outputs of norms and activation functions), or full "
+      "(all but each layer's input)");
   flags.whole("seed", run.seed, "of weights, dropout and data order", 0);
   flags.real("dropout", run.dropout, "probability that an activation is dropped", "P");
   flags.choice<OptimizerKind>("optimizer", run.optimizer.kind,
@@ -100,8 +105,6 @@ void add_machine_flags(Flags& flags, RunConfig& run) {
   flags.fixed("device", {"auto", "cpu"}, "where ranks compute", "this version runs on the CPU");
   flags.fixed("fabric", {"auto", "threads"}, "how ranks reach each other: as threads of one process",
               "this version runs all ranks as threads of one process");
-  flags.fixed("recompute", {"none"}, "activations computed twice instead of kept",
-              "this version keeps every activation");
 
   flags.section("Output");
   flags.text("out", "DIR", run.out, "folder of metrics.jsonl, run.toml and timeline.json");

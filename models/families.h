@@ -9,5 +9,7 @@ namespace cuboid {
 
 std::unique_ptr<Model> make_gpt2();
 std::unique_ptr<Model> make_llama();
+std::unique_ptr<Model> make_qwen2();
+std::unique_ptr<Model> make_gemma();
 
 }  // namespace cuboid

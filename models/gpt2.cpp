@@ -56,9 +56,8 @@ class Gpt2 final : public Model {
     return ops::dropout_add(f.tape, h, x, f.dropout(i + 1, "mlp_residual"));
   }
 
-  Var head(Forward& f, const Var& x) const override {
-    const Var h = ops::layer_norm(f.tape, x, f["final_norm.weight"], f["final_norm.bias"], f.config.norm_eps);
-    return column_linear(f.tape, f.tp, h, f["head.weight"], nullptr);  // (T,B,V/tp)
+  Var final_norm(Forward& f, const Var& x) const override {
+    return ops::layer_norm(f.tape, x, f["final_norm.weight"], f["final_norm.bias"], f.config.norm_eps);
   }
 
   std::vector<HfTensor> hugging_face_tensors(const ModelConfig& c) const override {

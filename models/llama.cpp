@@ -1,101 +1,14 @@
-// Llama 2 and 3 (Touvron et al. 2023; Grattafiori et al. 2024): RMS norms, rotary positions, grouped key/value heads,
-// SwiGLU, no biases unless the config asks for them.
-#include "cuboid/models/rope.h"
-
+// Llama 2 and 3 (Touvron et al. 2023; Grattafiori et al. 2024): the decoder as it is; no biases unless the config asks
+// for them.
+#include "decoder.h"
 #include "families.h"
-#include "parts.h"
 
 namespace cuboid {
 namespace {
 
-class Llama final : public Model {
+class Llama final : public Decoder {
  public:
   std::string family() const override { return "llama"; }
-
-  ParameterTable parameters(const ModelConfig& c) const override {
-    using namespace parts;
-    std::vector<ParameterInfo> rows;
-    rows.push_back(split(matrix("embedding.weight", c.vocab, c.hidden, 0, c.init_std), 0, {vocabulary_piece(c)}));
-    for (int i = 0; i < c.layers; ++i) {
-      const int block = i + 1;
-      rows.push_back(vector_parameter(layer_name(i, "attention_norm.weight"), c.hidden, block, Initializer::ones));
-      add_attention(rows, c, i, c.init_std);
-      rows.push_back(vector_parameter(layer_name(i, "mlp_norm.weight"), c.hidden, block, Initializer::ones));
-      const std::vector<Piece> gate_up = {{.name = "gate", .units = c.ffn}, {.name = "up", .units = c.ffn}};
-      rows.push_back(
-          split(matrix(layer_name(i, "mlp.gate_up.weight"), 2 * c.ffn, c.hidden, block, c.init_std), 0, gate_up));
-      if (c.mlp_bias) {
-        rows.push_back(split(vector_parameter(layer_name(i, "mlp.gate_up.bias"), 2 * c.ffn, block, Initializer::zeros),
-                             0, gate_up));
-      }
-      rows.push_back(
-          split(matrix(layer_name(i, "mlp.down.weight"), c.hidden, c.ffn, block, c.init_std), 1, {{.units = c.ffn}}));
-      if (c.mlp_bias) {
-        rows.push_back(vector_parameter(layer_name(i, "mlp.down.bias"), c.hidden, block, Initializer::zeros));
-      }
-    }
-    const int head = static_cast<int>(c.layers) + 1;
-    rows.push_back(vector_parameter("final_norm.weight", c.hidden, head, Initializer::ones));
-    rows.push_back(split(matrix("head.weight", c.vocab, c.hidden, head, c.init_std), 0, {vocabulary_piece(c)}));
-    if (c.tied) rows.back().tied_with = "embedding.weight";
-    return ParameterTable(std::move(rows));
-  }
-
-  Var embed(Forward& f, const Tensor& tokens) const override {
-    const Var x = vocabulary_parallel_embedding(f.tape, f.tp, tokens, f["embedding.weight"], f.first_vocabulary_row());
-    return ops::dropout(f.tape, x, f.dropout(0, "embedding"));  // (T,B,C)
-  }
-
-  Var layer(Forward& f, int i, const Var& input) const override {
-    Var x = input;  // (T,B,C)
-    Var h = ops::rms_norm(f.tape, x, f.layer(i, "attention_norm.weight"), f.config.norm_eps);
-    h = parts::self_attention(f, i, h, f.rope());
-    x = ops::dropout_add(f.tape, h, x, f.dropout(i + 1, "attention_residual"));
-    h = ops::rms_norm(f.tape, x, f.layer(i, "mlp_norm.weight"), f.config.norm_eps);
-    const bool bias = f.config.mlp_bias;
-    h = column_linear(f.tape, f.tp, h, f.layer(i, "mlp.gate_up.weight"),
-                      bias ? &f.layer(i, "mlp.gate_up.bias") : nullptr);  // (T,B,2F/tp): gate | up
-    h = ops::swiglu(f.tape, h);                                           // (T,B,F/tp)
-    h = row_linear(f.tape, f.tp, h, f.layer(i, "mlp.down.weight"),
-                   bias ? &f.layer(i, "mlp.down.bias") : nullptr);  // (T,B,C)
-    return ops::dropout_add(f.tape, h, x, f.dropout(i + 1, "mlp_residual"));
-  }
-
-  Var head(Forward& f, const Var& x) const override {
-    const Var h = ops::rms_norm(f.tape, x, f["final_norm.weight"], f.config.norm_eps);
-    return column_linear(f.tape, f.tp, h, f["head.weight"], nullptr);  // (T,B,V/tp)
-  }
-
-  std::vector<HfTensor> hugging_face_tensors(const ModelConfig& c) const override {
-    std::vector<HfTensor> names = {{"model.embed_tokens.weight", "embedding.weight"}};
-    for (int i = 0; i < c.layers; ++i) {
-      const std::string hf = "model.layers." + std::to_string(i) + ".";
-      const auto add = [&](const std::string& theirs, const std::string& ours, int piece = -1) {
-        names.push_back({hf + theirs, parts::layer_name(i, ours), piece});
-      };
-      add("input_layernorm.weight", "attention_norm.weight");
-      constexpr const char* kProjections[] = {"q_proj", "k_proj", "v_proj"};
-      for (int piece = 0; piece < 3; ++piece) {
-        const std::string projection = std::string("self_attn.") + kProjections[piece];
-        add(projection + ".weight", "attention.qkv.weight", piece);
-        if (c.attention_bias) add(projection + ".bias", "attention.qkv.bias", piece);
-      }
-      add("self_attn.o_proj.weight", "attention.output.weight");
-      if (c.attention_bias) add("self_attn.o_proj.bias", "attention.output.bias");
-      add("post_attention_layernorm.weight", "mlp_norm.weight");
-      constexpr const char* kGated[] = {"gate_proj", "up_proj"};
-      for (int piece = 0; piece < 2; ++piece) {
-        const std::string projection = std::string("mlp.") + kGated[piece];
-        add(projection + ".weight", "mlp.gate_up.weight", piece);
-        if (c.mlp_bias) add(projection + ".bias", "mlp.gate_up.bias", piece);
-      }
-      add("mlp.down_proj.weight", "mlp.down.weight");
-      if (c.mlp_bias) add("mlp.down_proj.bias", "mlp.down.bias");
-    }
-    names.push_back({"model.norm.weight", "final_norm.weight"});
-    if (!c.tied) names.push_back({"lm_head.weight", "head.weight"});
-    return names;
-  }
 };
 
 }  // namespace

@@ -54,21 +54,21 @@ void add_attention(std::vector<ParameterInfo>& rows, const ModelConfig& config, 
   rows.push_back(split(matrix(layer_name(layer, "attention.output.weight"), config.hidden,
                               config.heads * config.head_dim, block, output_std),
                        1, {{.units = config.heads, .unit = config.head_dim}}));
-  if (config.attention_bias) {
+  if (config.attention_output_bias) {
     rows.push_back(
         vector_parameter(layer_name(layer, "attention.output.bias"), config.hidden, block, Initializer::zeros));
   }
 }
 
 Var self_attention(Forward& f, int layer, const Var& x, const ops::RopeTables& rope) {
-  const bool bias = f.config.attention_bias;
-  Var qkv = column_linear(f.tape, f.tp, x, f.layer(layer, "attention.qkv.weight"),
-                          bias ? &f.layer(layer, "attention.qkv.bias") : nullptr);  // (T,B,(H+2K)*D/tp)
+  Var qkv =
+      column_linear(f.tape, f.tp, x, f.layer(layer, "attention.qkv.weight"),
+                    f.config.attention_bias ? &f.layer(layer, "attention.qkv.bias") : nullptr);  // (T,B,(H+2K)*D/tp)
   Var context = ops::attention(f.tape, qkv, {f.local_heads(), f.local_kv_heads(), f.config.head_dim}, rope.cos,
                                rope.sin, f.attention_dropout(layer + 1));  // (T,B,H*D/tp)
   qkv = Var();  // q, k and v live on inside the operation; the fused copy is not needed any more
   return row_linear(f.tape, f.tp, context, f.layer(layer, "attention.output.weight"),
-                    bias ? &f.layer(layer, "attention.output.bias") : nullptr);  // (T,B,C)
+                    f.config.attention_output_bias ? &f.layer(layer, "attention.output.bias") : nullptr);  // (T,B,C)
 }
 
 }  // namespace cuboid::parts

@@ -10,6 +10,8 @@ const std::vector<std::unique_ptr<Model>>& models() {
     std::vector<std::unique_ptr<Model>> made;
     made.push_back(make_gpt2());
     made.push_back(make_llama());
+    made.push_back(make_qwen2());
+    made.push_back(make_gemma());
     return made;
   }();
   return instance;

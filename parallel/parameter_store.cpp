@@ -21,7 +21,8 @@ ParameterStore::ParameterStore(const Device& device, const ParameterTable& table
     : ParameterStore(device, table, stages, tp_rank, tp_size, &data, options) {}
 
 ParameterStore::ParameterStore(const Device& device, const ParameterTable& table,
-                               const std::vector<StageBlocks>& stages, int tp_rank, int tp_size, const ParameterOptions& options)
+                               const std::vector<StageBlocks>& stages, int tp_rank, int tp_size,
+                               const ParameterOptions& options)
     : ParameterStore(device, table, stages, tp_rank, tp_size, nullptr, options) {}
 
 ParameterStore::ParameterStore(const Device& device, const ParameterTable& table,

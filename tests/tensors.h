@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <omp.h>
 
 #include "cuboid/core/random.h"
 #include "cuboid/runtime/device.h"
@@ -15,6 +16,13 @@
 namespace cuboid::test {
 
 using Values = std::vector<double>;
+
+// Kernels on a test's own thread use one OpenMP thread, as ranks do: tensors this small gain nothing from more, and
+// libgomp is not instrumented, so that its barriers would look like races to ThreadSanitizer.
+inline const bool kOneOpenMpThread = [] {
+  omp_set_num_threads(1);
+  return true;
+}();
 
 inline std::size_t index(std::int64_t i) {
   return static_cast<std::size_t>(i);

@@ -8,8 +8,9 @@ namespace {
 
 using Row = std::vector<Action>;
 
+// All that computes: a weight gradient may recompute activations from the values.
 bool uses_values(const Action& a) {
-  return a.kind == ActionKind::forward || a.kind == ActionKind::backward || a.kind == ActionKind::input_gradient;
+  return computes(a.kind);
 }
 
 bool adds_weight_gradient(const Action& a) {

@@ -22,7 +22,34 @@ constexpr std::int64_t kLargestDim = std::int64_t{1} << 22;
 constexpr std::int64_t kMostLayers = std::int64_t{1} << 14;
 constexpr std::int64_t kMostPositions = (std::int64_t{1} << 31) - 1;
 
-const std::vector<std::string> kFamilies = {"gpt2", "llama"};
+/// A model_type with the classes that its `architectures` may name, and how messages call it.
+struct Family {
+  std::string type;
+  std::vector<std::string> classes;
+  bool tied;  ///< when tie_word_embeddings is absent
+};
+const std::vector<Family> kFamilies = {
+    {"gpt2", {"GPT2LMHeadModel", "GPT2Model"}, true},
+    {"llama", {"LlamaForCausalLM", "LlamaModel"}, false},
+    {"qwen2", {"Qwen2ForCausalLM", "Qwen2Model"}, false},
+    {"gemma", {"GemmaForCausalLM", "GemmaModel"}, true},
+};
+
+const Family* find_family(const std::string& type) {
+  const auto found = std::find_if(kFamilies.begin(), kFamilies.end(), [&](const Family& f) { return f.type == type; });
+  return found == kFamilies.end() ? nullptr : &*found;
+}
+
+std::vector<std::string> family_names() {
+  std::vector<std::string> names;
+  for (const Family& family : kFamilies) names.push_back(family.type);
+  return names;
+}
+
+std::string lower_case(std::string text) {
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
 
 /// Keys without influence on what is computed here: dropout (a run's own flag), generation, tokenizer, provenance,
 /// storage type, inference caches.
@@ -141,21 +168,16 @@ class Section {
   std::set<std::string> used_;
 };
 
-void check_architectures(Section& top, const std::string& family) {
+void check_architectures(Section& top, const Family& family) {
   const Json& names = top.value("architectures");
   if (is_off(names)) return;
-  const std::vector<std::string> known = family == "gpt2" ? std::vector<std::string>{"gpt2lmheadmodel", "gpt2model"}
-                                                          : std::vector<std::string>{"llamaforcausallm", "llamamodel"};
   bool sound = names.is_array();
   for (const Json& name : names) {
-    std::string lower = name.is_string() ? name.get<std::string>() : std::string();
-    for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    sound = sound && std::find(known.begin(), known.end(), lower) != known.end();
+    const std::string lower = name.is_string() ? lower_case(name.get<std::string>()) : std::string();
+    sound = sound && std::any_of(family.classes.begin(), family.classes.end(),
+                                 [&](const std::string& known) { return lower_case(known) == lower; });
   }
-  if (!sound) {
-    top.fault("architectures", family == "gpt2" ? "a gpt2 must be a GPT2LMHeadModel or GPT2Model"
-                                                : "a llama must be a LlamaForCausalLM or LlamaModel");
-  }
+  if (!sound) top.fault("architectures", "a " + family.type + " must be a " + join(family.classes, " or "));
 }
 
 /// Rotary settings under either spelling: rope_scaling beside rope_theta, or rope_parameters that holds both.
@@ -211,7 +233,36 @@ void read_rope(Section& top, ModelConfig& config, const std::string& source, Pro
   rope.refuse_unknown({});
 }
 
-void read_llama(Section& top, ModelConfig& config, const std::string& source, Problems& problems) {
+/// What sets the relatives of Llama apart in their configurations.
+void read_differences(Section& top, ModelConfig& config) {
+  if (config.family == "qwen2") {
+    config.attention_bias = true;
+    // The window counts only where it is switched on; its size is written in any case.
+    top.only("use_sliding_window", {false});
+    top.value("sliding_window");
+    top.value("max_window_layers");
+    top.only("hidden_act", {"silu", "swish"});
+    return;
+  }
+  top.only("sliding_window", {nullptr, 0});
+  config.attention_bias = top.boolean("attention_bias", false);
+  config.attention_output_bias = config.attention_bias;
+  if (config.family == "gemma") {
+    // Released configurations say "gelu" in hidden_act but are computed with the tanh form, which hidden_activation
+    // says.
+    const Json& activation = top.has("hidden_activation") ? top.value("hidden_activation") : top.value("hidden_act");
+    top.value("hidden_act");
+    if (!activation.is_null() && activation != "gelu_pytorch_tanh" && activation != "gelu") {
+      top.fault(top.has("hidden_activation") ? "hidden_activation" : "hidden_act",
+                "not supported; must be \"gelu_pytorch_tanh\"");
+    }
+    return;
+  }
+  config.mlp_bias = top.boolean("mlp_bias", false);
+  top.only("hidden_act", {"silu", "swish"});
+}
+
+void read_decoder(Section& top, ModelConfig& config, const std::string& source, Problems& problems) {
   config.layers = top.natural("num_hidden_layers", kMostLayers);
   config.hidden = top.natural("hidden_size", kLargestDim);
   config.heads = top.natural("num_attention_heads", kLargestDim);
@@ -221,11 +272,8 @@ void read_llama(Section& top, ModelConfig& config, const std::string& source, Pr
   config.positions = top.natural("max_position_embeddings", kMostPositions);
   config.norm_eps = top.real("rms_norm_eps", 0, false, 1e-6);
   config.init_std = top.real("initializer_range", 0, true, 0.02);
-  config.tied = top.boolean("tie_word_embeddings", false);
-  config.attention_bias = top.boolean("attention_bias", false);
-  config.mlp_bias = top.boolean("mlp_bias", false);
-  top.only("hidden_act", {"silu", "swish"});
-  top.only("sliding_window", {nullptr, 0});
+  config.tied = top.boolean("tie_word_embeddings", find_family(config.family)->tied);
+  read_differences(top, config);
   if (const Json& types = top.value("layer_types"); !is_off(types)) {
     const bool full = types.is_array() && std::all_of(types.begin(), types.end(),
                                                       [](const Json& type) { return type == "full_attention"; });
@@ -267,6 +315,7 @@ void read_gpt2(Section& top, ModelConfig& config) {
   config.init_std = top.real("initializer_range", 0, true, 0.02);
   config.tied = top.boolean("tie_word_embeddings", true);
   config.attention_bias = true;
+  config.attention_output_bias = true;
   config.mlp_bias = true;
   top.only("activation_function", {"gelu_new", "gelu_pytorch_tanh"});
   top.only("scale_attn_weights", {true});
@@ -288,13 +337,13 @@ std::string family_of(Section& top) {
   const Json& type = top.value("model_type");
   if (!type.is_string()) {
     top.fault((type.is_null() ? std::string("model_type is missing") : "model_type " + excerpt(type)) +
-              "; it must be one of " + join(kFamilies));
+              "; it must be one of " + join(family_names()));
     return {};
   }
   const auto name = type.get<std::string>();
-  if (std::find(kFamilies.begin(), kFamilies.end(), name) != kFamilies.end()) return name;
+  if (find_family(name)) return name;
   top.fault(fmt::format("model_type \"{}\": this architecture is not supported; known are {}; the nearest is {}", name,
-                        join(kFamilies, " and "), nearest(name, kFamilies)));
+                        join(family_names()), nearest(name, family_names())));
   return {};
 }
 
@@ -328,11 +377,11 @@ ModelConfig read_hf_config(const std::string& json_text, const std::string& sour
   config.name = source_name;
   config.family = family_of(top);
   problems.throw_if_any();  // the meaning of all other keys depends on it
-  check_architectures(top, config.family);
-  if (config.family == "llama") {
-    read_llama(top, config, source_name, problems);
-  } else {
+  check_architectures(top, *find_family(config.family));
+  if (config.family == "gpt2") {
     read_gpt2(top, config);
+  } else {
+    read_decoder(top, config, source_name, problems);
   }
   top.refuse_unknown(kHarmless);
   problems.throw_if_any();
@@ -356,17 +405,16 @@ std::string write_hf_config(const ModelConfig& config) {
             {"tie_word_embeddings", config.tied},
             {"vocab_size", config.vocab}};
   } else {
-    CUBOID_CHECK(config.family == "llama", "family " + config.family);
-    json = {{"architectures", {"LlamaForCausalLM"}},
-            {"model_type", "llama"},
-            {"attention_bias", config.attention_bias},
+    const Family* family = find_family(config.family);
+    CUBOID_CHECK(family != nullptr, "family " + config.family);
+    json = {{"architectures", {family->classes.front()}},
+            {"model_type", family->type},
             {"head_dim", config.head_dim},
-            {"hidden_act", "silu"},
+            {"hidden_act", config.family == "gemma" ? "gelu_pytorch_tanh" : "silu"},
             {"hidden_size", config.hidden},
             {"initializer_range", config.init_std},
             {"intermediate_size", config.ffn},
             {"max_position_embeddings", config.positions},
-            {"mlp_bias", config.mlp_bias},
             {"num_attention_heads", config.heads},
             {"num_hidden_layers", config.layers},
             {"num_key_value_heads", config.kv_heads},
@@ -375,6 +423,9 @@ std::string write_hf_config(const ModelConfig& config) {
             {"rope_theta", config.rope_theta},
             {"tie_word_embeddings", config.tied},
             {"vocab_size", config.vocab}};
+    if (config.family != "qwen2") json["attention_bias"] = config.attention_bias;  // a Qwen2 always has them
+    if (config.family == "llama") json["mlp_bias"] = config.mlp_bias;
+    if (config.family == "gemma") json["hidden_activation"] = "gelu_pytorch_tanh";
   }
   return json.dump(2) + "\n";
 }

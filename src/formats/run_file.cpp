@@ -27,6 +27,8 @@ constexpr Choice<DataFormat> kDataFormats[] = {
     {DataFormat::automatic, "auto"}, {DataFormat::text, "text"}, {DataFormat::bin, "bin"}};
 constexpr Choice<DataOrder> kDataOrders[] = {{DataOrder::sequential, "sequential"}, {DataOrder::shuffled, "shuffled"}};
 constexpr Choice<DType> kDTypes[] = {{DType::float32, "float32"}, {DType::bfloat16, "bfloat16"}};
+constexpr Choice<Recompute> kRecompute[] = {
+    {Recompute::none, "none"}, {Recompute::selective, "selective"}, {Recompute::full, "full"}};
 constexpr Choice<OptimizerKind> kOptimizers[] = {{OptimizerKind::adamw, "adamw"}, {OptimizerKind::sgd, "sgd"}};
 constexpr Choice<LrSchedule> kLrSchedules[] = {
     {LrSchedule::constant, "constant"}, {LrSchedule::cosine, "cosine"}, {LrSchedule::linear, "linear"}};
@@ -63,6 +65,7 @@ void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Vis
   visit("stage-layers", "layers of each stage; empty: balanced by cost", run.stage_layers);
   visit.section("Training");
   visit("dtype", "compute type, float32 or bfloat16", run.dtype, kDTypes);
+  visit("recompute", "activations computed again in backward: none, selective or full", run.recompute, kRecompute);
   visit("micro-batch", "samples a rank computes at once", run.micro_batch);
   visit("global-batch", "samples a step, over all ranks", run.global_batch);
   visit("seq-len", "tokens a sample", run.seq_len);

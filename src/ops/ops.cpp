@@ -21,14 +21,14 @@ Var linear(Tape& tape, const Var& x, Parameter& weight, Parameter* bias) {
   const Device& device = tape.device();
   const Tensor y = device.empty(with_last(x.shape(), weight.value.dim(0)), x.value().dtype());
   kernels::matmul(device, x.value(), weight.value, y, {.transpose_b = true}, bias ? bias->value : Tensor());
-  auto backward = [slot = x.slot(), x = x.value(), &weight, bias](Tape& t, Tensor dy) {
+  auto backward = [slot = x.slot(), saved = x.saved(), &weight, bias](Tape& t, Tensor dy) {
     if (slot.wanted()) {
-      const Tensor dx = like(t, x);
+      const Tensor dx = t.device().empty(with_last(dy.shape(), weight.value.dim(1)), dy.dtype());
       kernels::matmul(t.device(), dy, weight.value, dx);
       t.contribute(slot, dx);
     }
-    t.defer({&weight}, [device = t.device(), x, dy, &weight] {
-      kernels::matmul(device, dy, x, weight.gradient, {.transpose_a = true, .accumulate = true});
+    t.defer({&weight}, [device = t.device(), saved, dy, &weight] {
+      kernels::matmul(device, dy, saved.get(), weight.gradient, {.transpose_a = true, .accumulate = true});
     });
     if (bias) {
       t.defer({bias}, [device = t.device(), dy, bias] { kernels::add_column_sum(device, dy, bias->gradient); });
@@ -44,53 +44,123 @@ Var layer_norm(Tape& tape, const Var& x, Parameter& weight, Parameter& bias, dou
   const Tensor mean = device.empty({x.shape().rows()}, x.value().dtype());
   const Tensor rstd = device.empty({x.shape().rows()}, x.value().dtype());
   kernels::layer_norm(device, x.value(), weight.value, bias.value, eps, y, mean, rstd);
-  return tape.record(y, {x.slot()}, {&weight, &bias},
-                     [slot = x.slot(), x = x.value(), mean, rstd, &weight, &bias](Tape& t, Tensor dy) {
-                       if (slot.wanted()) {
-                         const Tensor dx = like(t, x);
-                         kernels::layer_norm_input_gradient(t.device(), dy, x, weight.value, mean, rstd, dx);
-                         t.contribute(slot, dx);
-                       }
-                       t.defer({&weight, &bias}, [device = t.device(), x, dy, mean, rstd, &weight, &bias] {
-                         kernels::layer_norm_weight_gradient(device, dy, x, mean, rstd, weight.gradient, bias.gradient);
-                       });
-                     });
+  Var result =
+      tape.record(y, {x.slot()}, {&weight, &bias},
+                  [slot = x.slot(), x = x.value(), mean, rstd, &weight, &bias](Tape& t, Tensor dy) {
+                    if (slot.wanted()) {
+                      const Tensor dx = like(t, x);
+                      kernels::layer_norm_input_gradient(t.device(), dy, x, weight.value, mean, rstd, dx);
+                      t.contribute(slot, dx);
+                    }
+                    t.defer({&weight, &bias}, [device = t.device(), x, dy, mean, rstd, &weight, &bias] {
+                      kernels::layer_norm_weight_gradient(device, dy, x, mean, rstd, weight.gradient, bias.gradient);
+                    });
+                  });
+  if (!tape.recomputes_cheap()) return result;
+  return result.recomputed_by([device, x = x.value(), &weight, &bias, eps] {
+    const Tensor again = device.empty(x.shape(), x.dtype());
+    const Tensor statistics = device.empty({2, x.shape().rows()}, x.dtype(), Category::workspace);
+    const Shape rows = {x.shape().rows()};
+    kernels::layer_norm(device, x, weight.value, bias.value, eps, again, statistics.narrow(0, 1).reshape(rows),
+                        statistics.narrow(1, 1).reshape(rows));
+    return again;
+  });
 }
 
-Var rms_norm(Tape& tape, const Var& x, Parameter& weight, double eps) {
+namespace {
+
+// The weight that a norm multiplies by.
+Tensor shifted(const Device& device, const Parameter& weight, double offset) {
+  if (offset == 0) return weight.value;
+  const Tensor sum = device.empty(weight.value.shape(), weight.value.dtype(), Category::workspace);
+  kernels::shift(device, weight.value, offset, sum);
+  return sum;
+}
+
+}  // namespace
+
+Var rms_norm(Tape& tape, const Var& x, Parameter& weight, double eps, double offset) {
+  const Device& device = tape.device();
   const Tensor y = like(tape, x.value());
-  const Tensor rstd = tape.device().empty({x.shape().rows()}, x.value().dtype());
-  kernels::rms_norm(tape.device(), x.value(), weight.value, eps, y, rstd);
-  return tape.record(y, {x.slot()}, {&weight}, [slot = x.slot(), x = x.value(), rstd, &weight](Tape& t, Tensor dy) {
-    if (slot.wanted()) {
-      const Tensor dx = like(t, x);
-      kernels::rms_norm_input_gradient(t.device(), dy, x, weight.value, rstd, dx);
-      t.contribute(slot, dx);
-    }
-    t.defer({&weight}, [device = t.device(), x, dy, rstd, &weight] {
-      kernels::rms_norm_weight_gradient(device, dy, x, rstd, weight.gradient);
-    });
+  const Tensor rstd = device.empty({x.shape().rows()}, x.value().dtype());
+  kernels::rms_norm(device, x.value(), shifted(device, weight, offset), eps, y, rstd);
+  Var result = tape.record(
+      y, {x.slot()}, {&weight}, [slot = x.slot(), x = x.value(), rstd, &weight, offset](Tape& t, Tensor dy) {
+        if (slot.wanted()) {
+          const Tensor dx = like(t, x);
+          kernels::rms_norm_input_gradient(t.device(), dy, x, shifted(t.device(), weight, offset), rstd, dx);
+          t.contribute(slot, dx);
+        }
+        t.defer({&weight}, [device = t.device(), x, dy, rstd, &weight] {
+          kernels::rms_norm_weight_gradient(device, dy, x, rstd, weight.gradient);
+        });
+      });
+  if (!tape.recomputes_cheap()) return result;
+  return result.recomputed_by([device, x = x.value(), &weight, eps, offset] {
+    const Tensor again = device.empty(x.shape(), x.dtype());
+    const Tensor statistics = device.empty({x.shape().rows()}, x.dtype(), Category::workspace);
+    kernels::rms_norm(device, x, shifted(device, weight, offset), eps, again, statistics);
+    return again;
   });
 }
 
 Var gelu(Tape& tape, const Var& x) {
   const Tensor y = like(tape, x.value());
   kernels::gelu(tape.device(), x.value(), y);
-  return tape.record(y, {x.slot()}, {}, [slot = x.slot(), x = x.value()](Tape& t, Tensor dy) {
+  Var result = tape.record(y, {x.slot()}, {}, [slot = x.slot(), x = x.value()](Tape& t, Tensor dy) {
     Tensor dx = dy.unique() ? dy : like(t, dy);
     kernels::gelu_gradient(t.device(), dy, x, dx);
     dy = Tensor();
     t.contribute(slot, std::move(dx));
   });
+  if (!tape.recomputes_cheap()) return result;
+  return result.recomputed_by([device = tape.device(), x = x.value()] {
+    const Tensor again = device.empty(x.shape(), x.dtype());
+    kernels::gelu(device, x, again);
+    return again;
+  });
 }
 
-Var swiglu(Tape& tape, const Var& gate_up) {
+namespace {
+
+using GatedKernel = void (*)(const Device&, const Tensor&, const Tensor&);
+using GatedGradient = void (*)(const Device&, const Tensor&, const Tensor&, const Tensor&);
+
+// (…,2F) gate | up → (…,F) by a pair of kernels.
+Var gated(Tape& tape, const Var& gate_up, GatedKernel kernel, GatedGradient gradient) {
   const Tensor y = tape.device().empty(with_last(gate_up.shape(), gate_up.shape()[-1] / 2), gate_up.value().dtype());
-  kernels::swiglu(tape.device(), gate_up.value(), y);
-  return tape.record(y, {gate_up.slot()}, {}, [slot = gate_up.slot(), x = gate_up.value()](Tape& t, Tensor dy) {
-    const Tensor dx = like(t, x);
-    kernels::swiglu_gradient(t.device(), dy, x, dx);
-    t.contribute(slot, dx);
+  kernel(tape.device(), gate_up.value(), y);
+  Var result =
+      tape.record(y, {gate_up.slot()}, {}, [slot = gate_up.slot(), x = gate_up.value(), gradient](Tape& t, Tensor dy) {
+        const Tensor dx = like(t, x);
+        gradient(t.device(), dy, x, dx);
+        t.contribute(slot, dx);
+      });
+  if (!tape.recomputes_cheap()) return result;
+  return result.recomputed_by([device = tape.device(), x = gate_up.value(), shape = y.shape(), kernel] {
+    const Tensor again = device.empty(shape, x.dtype());
+    kernel(device, x, again);
+    return again;
+  });
+}
+
+}  // namespace
+
+Var swiglu(Tape& tape, const Var& gate_up) {
+  return gated(tape, gate_up, kernels::swiglu, kernels::swiglu_gradient);
+}
+
+Var geglu(Tape& tape, const Var& gate_up) {
+  return gated(tape, gate_up, kernels::geglu, kernels::geglu_gradient);
+}
+
+Var scale(Tape& tape, const Var& x, double factor) {
+  const Tensor y = tape.device().clone(x.value());
+  kernels::scale(tape.device(), y, factor);
+  return tape.record(y, {x.slot()}, {}, [slot = x.slot(), factor](Tape& t, Tensor dy) {
+    Tensor dx = dy.unique() ? std::move(dy) : t.device().clone(dy);
+    kernels::scale(t.device(), dx, factor);
+    t.contribute(slot, std::move(dx));
   });
 }
 
@@ -182,6 +252,26 @@ Var add_positions(Tape& tape, const Var& x, Parameter& table, std::int64_t first
       kernels::add_positions_gradient(device, dy, first_position, table.gradient);
     });
     t.contribute(slot, std::move(dy));
+  });
+}
+
+Var recompute(Tape& tape, const Var& x, std::function<Var(Tape&, const Var&)> part) {
+  Tensor y;
+  {
+    const auto first = tape.nested(Tape::Mode::forward_only);
+    y = part(*first, Tape::constant(x.value())).value();
+  }
+  return tape.record(std::move(y), {x.slot()}, {}, [slot = x.slot(), x = x.value(), part](Tape& t, Tensor dy) {
+    const std::shared_ptr<Tape> again = t.nested(Tape::Mode::record);
+    const Var input = again->input(x);
+    const Slot output = part(*again, input).slot();
+    if (t.weights_at_once()) {
+      again->backward(output, std::move(dy));
+    } else {
+      again->input_gradient(output, std::move(dy));
+      t.defer({}, [again] { again->weight_gradient(); });
+    }
+    t.contribute(slot, again->gradient_of(input.slot()));
   });
 }
 

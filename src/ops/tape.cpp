@@ -41,22 +41,32 @@ void Tape::defer(std::initializer_list<Parameter*> parameters, std::function<voi
   deferred_.push_back({parameters, std::move(weight_gradient)});
 }
 
+template <typename Parameters>
+void Tape::run_weight_gradient(const Parameters& parameters, const std::function<void()>& run) {
+  if (before_) {
+    for (Parameter* p : parameters) before_(*p);
+  }
+  run();
+  for (Parameter* p : parameters) {
+    if (--remaining_uses_[p] == 0 && complete_) complete_(*p);
+  }
+}
+
+void Tape::add_weight_gradient(std::initializer_list<Parameter*> parameters, const std::function<void()>& add) {
+  CUBOID_CHECK(weights_at_once_, "weight gradients are deferred");
+  run_weight_gradient(parameters, add);
+}
+
 void Tape::run_deferred() {
-  // By index and moved out: each closure frees what it holds as soon as it has run.
+  // Moved out one by one: each closure frees what it holds as soon as it has run.
   for (auto& queued : deferred_) {
     const Deferred work = std::move(queued);
-    if (before_) {
-      for (Parameter* p : work.parameters) before_(*p);
-    }
-    work.run();
-    for (Parameter* p : work.parameters) {
-      if (--remaining_uses_[p] == 0 && complete_) complete_(*p);
-    }
+    run_weight_gradient(work.parameters, work.run);
   }
   deferred_.clear();
 }
 
-void Tape::walk(Slot output, Tensor gradient, bool weights_at_once) {
+void Tape::walk(Slot output, Tensor gradient) {
   contribute(output, std::move(gradient));
   while (!nodes_.empty()) {
     const Node node = std::move(nodes_.back());
@@ -64,18 +74,28 @@ void Tape::walk(Slot output, Tensor gradient, bool weights_at_once) {
     Tensor dy = std::exchange(gradients_[static_cast<std::size_t>(node.output.id)], Tensor());
     CUBOID_CHECK(dy.defined(), "an operation's output has no gradient: its result was not used");
     node.backward(*this, std::move(dy));
-    if (weights_at_once) run_deferred();
+    if (weights_at_once_) run_deferred();
   }
 }
 
 void Tape::backward(Slot output, Tensor gradient) {
-  walk(output, std::move(gradient), true);
+  weights_at_once_ = true;
+  walk(output, std::move(gradient));
 }
+
 void Tape::input_gradient(Slot output, Tensor gradient) {
-  walk(output, std::move(gradient), false);
+  weights_at_once_ = false;
+  walk(output, std::move(gradient));
 }
+
 void Tape::weight_gradient() {
   run_deferred();
+}
+
+std::unique_ptr<Tape> Tape::nested(Mode mode) const {
+  auto made = std::make_unique<Tape>(device_, mode);
+  made->observe(complete_, before_);
+  return made;
 }
 
 Tensor Tape::gradient_of(Slot input) {

@@ -3,7 +3,7 @@
 namespace cuboid {
 
 ModelStage::ModelStage(const Device& device, const ModelConfig& config, const TensorParallel& tp, ParameterStore& store,
-                       const StageSpan& span, std::int64_t seq_len)
+                       const StageSpan& span, std::int64_t seq_len, Recompute recompute)
     : device_(device),
       config_(config),
       model_(model_of(config)),
@@ -11,7 +11,8 @@ ModelStage::ModelStage(const Device& device, const ModelConfig& config, const Te
       store_(store),
       span_(span),
       reduction_(device, store, span.stage),
-      seq_len_(seq_len) {}
+      seq_len_(seq_len),
+      recompute_(recompute) {}
 
 void ModelStage::begin(const std::vector<MicroBatch>& batch, const StepIdentity& identity, double factor,
                        Tape::Mode mode) {
@@ -28,7 +29,7 @@ void ModelStage::begin(const std::vector<MicroBatch>& batch, const StepIdentity&
 Tensor ModelStage::forward(int micro_batch, Tensor input) {
   const MicroBatch& data = (*batch_)[static_cast<std::size_t>(micro_batch)];
   Run& run = run_of(micro_batch);
-  run.tape = std::make_unique<Tape>(device_, mode_);
+  run.tape = std::make_unique<Tape>(device_, mode_, recompute_);
   Tape& tape = *run.tape;
   store_.await_values(span_.stage);
   tape.observe([this](Parameter& p) { reduction_.ready(p, weights_done_ + 1 == static_cast<int>(runs_.size())); },
@@ -41,11 +42,13 @@ Tensor ModelStage::forward(int micro_batch, Tensor input) {
     x = tape.input(std::move(input));
     run.input = x.slot();
   }
-  for (int i = 0; i < span_.layers; ++i) x = model_.layer(f, span_.first_layer + i, x);
+  for (int i = 0; i < span_.layers; ++i) x = run_layer(f, span_.first_layer + i, x, data.first_sample);
   if (span_.last) {
-    x = model_.head(f, x);
-    if (keep_logits_) logits_ = device_.clone(x.value());
-    Loss loss = vocabulary_parallel_cross_entropy(tape, tp_, x, data.targets, f.first_vocabulary_row(), factor_);
+    x = model_.final_norm(f, x);
+    Parameter& output = f["head.weight"];
+    if (keep_logits_) logits_ = column_linear(tape, tp_, Tape::constant(x.value()), output, nullptr).value();
+    Loss loss =
+        vocabulary_parallel_linear_cross_entropy(tape, tp_, x, output, data.targets, f.first_vocabulary_row(), factor_);
     losses_[static_cast<std::size_t>(micro_batch)] = loss.per_sequence;
     x = loss.seed;
   }
@@ -53,6 +56,14 @@ Tensor ModelStage::forward(int micro_batch, Tensor input) {
   Tensor output = span_.last ? Tensor() : x.value();
   if (!tape.recording()) run.tape.reset();
   return output;
+}
+
+Var ModelStage::run_layer(Forward& f, int layer, const Var& x, std::int64_t first_sample) {
+  if (recompute_ != Recompute::full || mode_ != Tape::Mode::record) return model_.layer(f, layer, x);
+  return ops::recompute(f.tape, x, [this, layer, first_sample, identity = identity_](Tape& tape, const Var& input) {
+    Forward again(tape, config_, tp_, store_, identity, first_sample, seq_len_, rope_);
+    return model_.layer(again, layer, input);
+  });
 }
 
 // The last stage starts from its own loss, whose gradient is built into the operation.
@@ -77,6 +88,7 @@ Tensor ModelStage::input_gradient(int micro_batch, Tensor gradient) {
 
 void ModelStage::weight_gradient(int micro_batch) {
   const Run run = std::exchange(run_of(micro_batch), {});
+  store_.await_values(span_.stage);
   run.tape->weight_gradient();
   ++weights_done_;
 }

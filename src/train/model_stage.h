@@ -29,7 +29,7 @@ struct StageSpan {
 class ModelStage final : public Stage {
  public:
   ModelStage(const Device& device, const ModelConfig& config, const TensorParallel& tp, ParameterStore& store,
-             const StageSpan& span, std::int64_t seq_len);
+             const StageSpan& span, std::int64_t seq_len, Recompute recompute);
 
   /// What the coming micro-batches are. `factor`: 1 / unmasked targets of the global batch.
   void begin(const std::vector<MicroBatch>& batch, const StepIdentity& identity, double factor, Tape::Mode mode);
@@ -54,6 +54,7 @@ class ModelStage final : public Stage {
     Slot input, output;
   };
   Run& run_of(int micro_batch) { return runs_[static_cast<std::size_t>(micro_batch)]; }
+  Var run_layer(Forward& f, int layer, const Var& x, std::int64_t first_sample);
   Tensor seed(Tensor gradient) const;
 
   Device device_;
@@ -64,6 +65,7 @@ class ModelStage final : public Stage {
   StageSpan span_;
   GradientReduction reduction_;
   std::int64_t seq_len_;
+  Recompute recompute_;
   ops::RopeTables rope_;
 
   const std::vector<MicroBatch>* batch_ = nullptr;

@@ -110,7 +110,7 @@ Replica::Replica(RankContext& context, const RunConfig& run, const ModelConfig& 
   std::map<int, Stage*> stages;
   for (const StageBlocks& blocks : mine) {
     const StageSpan& span = spans[static_cast<std::size_t>(blocks.stage)];
-    stages_.push_back(std::make_unique<ModelStage>(device_, config_, tp_, *store_, span, run.seq_len));
+    stages_.push_back(std::make_unique<ModelStage>(device_, config_, tp_, *store_, span, run.seq_len, run.recompute));
     stages[blocks.stage] = stages_.back().get();
   }
   const std::int64_t positions = tp_.splits_sequence() ? run.seq_len / tp_.size() : run.seq_len;

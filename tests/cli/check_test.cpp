@@ -119,7 +119,8 @@ TEST(CheckRun, StageLayers) {
 
 TEST(CheckRun, Schedules) {
   RunConfig run = run_on({.pp = 2});
-  for (const std::string name : {"gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"}) {
+  for (const std::string name :
+       {"gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"}) {
     run.schedule = name;
     EXPECT_THAT(reasons(gpt2(), run), IsEmpty()) << name;
   }

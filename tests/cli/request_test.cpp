@@ -40,7 +40,7 @@ TEST(Requests, HelpAndVersion) {
     EXPECT_THAT(outcome.out, AllOf(HasSubstr("train"), HasSubstr("models"), HasSubstr("Exit status")));
     EXPECT_EQ(outcome.err, "");
   }
-  for (const char* command : {"train", "models"}) {
+  for (const char* command : {"train", "models", "schedule"}) {
     const Outcome outcome = run_cuboid({command, "--help"});
     EXPECT_EQ(outcome.status, 0);
     EXPECT_THAT(outcome.out, HasSubstr(std::string("Usage: cuboid ") + command));
@@ -100,6 +100,12 @@ TEST(Requests, WhatIsMissing) {
   expect_refused({"train", "--model", "gtp2", "--steps", "1"}, {"--model gtp2", "--data: names no text or token file"});
   expect_refused({"train"}, {"--model: give a preset name", "--data: names no text or token file"});
   expect_refused({"train", "--model"}, {"--model: needs a value (M)"});
+}
+
+TEST(Requests, ModelThatCannotFitInMemory) {
+  const std::string data = kOracle + "/tokens.bin";
+  expect_refused({"train", "--model", "llama3.1-70b", "--dp", "1000", "--global-batch", "1000", "--data", data},
+                 {"--model llama3.1-70b: weights, gradients and optimizer state take"});  // 1.1 PB
 }
 
 TEST(Requests, OutputThatCannotBeWritten) {

@@ -79,6 +79,10 @@ TEST(Train, FollowsTheOracleAndReportsIt) {
   // Embeddings (500 + 64)·64, four layers of 12·64² + 13·64, final norm 2·64.
   EXPECT_EQ(result["params"], 564 * 64 + 4 * (12 * 64 * 64 + 13 * 64) + 128);
   EXPECT_EQ(result["grid"], json::parse(R"({"tp":2,"cp":1,"ep":1,"dp":2,"pp":2,"order":"tp-cp-ep-dp-pp"})"));
+  EXPECT_EQ(result["stage_layers"], json({2, 2}));
+  // Two micro-batches on two stages: (p-1)/(m+p-1) = 1/3 were the stages equal; head and embedding make them unequal.
+  EXPECT_GT(result["predicted_bubble_fraction"], 1.0 / 3);
+  EXPECT_LT(result["predicted_bubble_fraction"], 0.5);
   EXPECT_GT(result["tokens_per_second"], 0);
   EXPECT_THAT(result["weights_hash"].get<std::string>(), ::testing::MatchesRegex("[0-9a-f]{16}"));
 

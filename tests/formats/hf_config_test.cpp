@@ -39,7 +39,8 @@ std::int64_t parameters(const ModelConfig& c) {
   const std::int64_t norms = (gpt2 ? 4 : 2) * c.hidden;
   std::int64_t layer = c.hidden * (q + 2 * kv) + q * c.hidden + norms;
   layer += (gpt2 ? 2 : 3) * c.hidden * c.ffn;
-  if (c.attention_bias) layer += q + 2 * kv + c.hidden;
+  if (c.attention_bias) layer += q + 2 * kv;
+  if (c.attention_output_bias) layer += c.hidden;
   if (c.mlp_bias) layer += (gpt2 ? 1 : 2) * c.ffn + c.hidden;
   return c.vocab * c.hidden * (c.tied ? 1 : 2) + (gpt2 ? c.positions * c.hidden : 0) + c.layers * layer +
          (gpt2 ? 2 : 1) * c.hidden;
@@ -87,9 +88,27 @@ TEST(HfConfig, NewSpelling) {
   EXPECT_EQ(parameters(c), 764'736);
 }
 
+TEST(HfConfig, GemmaHasHeadsApartFromItsHiddenSize) {
+  const ModelConfig c = read_case("gemma-7b-headdim.json");
+  EXPECT_EQ(c.family, "gemma");
+  EXPECT_EQ(c.head_dim, 256);
+  EXPECT_TRUE(c.tied) << "Gemma's default";
+  EXPECT_EQ(parameters(c), 8'537'680'896);
+}
+
+TEST(HfConfig, Qwen2HasBiasesAndNoWindowUnlessSwitchedOn) {
+  const std::string rest = R"("num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 11,
+    "intermediate_size": 12, "max_position_embeddings": 64, "sliding_window": 4, "use_sliding_window": )";
+  const ModelConfig c = read_hf_config(R"({"model_type": "qwen2", )" + rest + "false}", "x");
+  EXPECT_TRUE(c.attention_bias);
+  EXPECT_FALSE(c.attention_output_bias);
+  EXPECT_FALSE(c.tied);
+  expect_mentions(refusal_of(R"({"model_type": "qwen2", )" + rest + "true}"), {"use_sliding_window true"});
+}
+
 TEST(HfConfig, UnknownArchitectureIsRefused) {
-  expect_mentions(refusal([] { read_case("gemma-7b-headdim.json"); }),
-                  {"model_type \"gemma\"", "known are gpt2 and llama"});
+  expect_mentions(refusal_of(R"({"model_type": "gemma2"})"),
+                  {"model_type \"gemma2\"", "known are gpt2, llama, qwen2, gemma", "the nearest is gemma"});
   expect_mentions(refusal_of(R"({"model_type": "lama"})"), {"the nearest is llama"});
   expect_mentions(refusal_of("{}"), {"model_type is missing"});
 }
@@ -223,18 +242,19 @@ TEST(Presets, HaveThePublishedParameterTotals) {
   // Totals as published (model cards, safetensors metadata); of the nano and micro models as counted by hand here:
   // gpt2-nano 256·128 + 256·128 + 4·(12·128² + 13·128) + 2·128.
   const std::vector<std::pair<std::string, std::int64_t>> totals = {
-      {"gpt2-nano", 858'880},         {"gpt2", 124'439'808},          {"gpt2-medium", 354'823'168},
-      {"gpt2-large", 774'030'080},    {"gpt2-xl", 1'557'611'200},     {"tinyllama-1.1b", 1'100'048'384},
-      {"llama2-7b", 6'738'415'616},   {"llama2-13b", 13'015'864'320}, {"llama2-70b", 68'976'648'192},
-      {"llama3-8b", 8'030'261'248},   {"llama3.1-8b", 8'030'261'248}, {"llama3.1-70b", 70'553'706'496},
-      {"llama3.2-1b", 1'235'814'400},
+      {"gpt2-nano", 858'880},           {"gpt2", 124'439'808},          {"gpt2-medium", 354'823'168},
+      {"gpt2-large", 774'030'080},      {"gpt2-xl", 1'557'611'200},     {"tinyllama-1.1b", 1'100'048'384},
+      {"llama2-7b", 6'738'415'616},     {"llama2-13b", 13'015'864'320}, {"llama2-70b", 68'976'648'192},
+      {"qwen2-0.5b", 494'032'768},      {"qwen2-7b", 7'615'616'512},    {"gemma-2b", 2'506'172'416},
+      {"gemma-7b", 8'537'680'896},      {"llama3-8b", 8'030'261'248},   {"llama3.1-8b", 8'030'261'248},
+      {"llama3.1-70b", 70'553'706'496}, {"llama3.2-1b", 1'235'814'400},
   };
   for (const auto& [name, total] : totals) EXPECT_EQ(parameters(load_model(name)), total) << name;
 }
 
 TEST(Presets, AllLoadAndKeepTheirName) {
   const auto names = preset_names();
-  EXPECT_EQ(names.size(), 16U);
+  EXPECT_EQ(names.size(), 20U);
   for (const std::string& name : names) EXPECT_EQ(load_model(name).name, name);
   // The small ones are byte-level, and the llama has grouped key/value heads.
   for (const char* name : {"gpt2-nano", "gpt2-micro", "llama-nano", "llama-micro"})
@@ -252,7 +272,7 @@ TEST(Presets, WrittenConfigReadsBackTheSame) {
   ModelConfig odd = load_model("llama-nano");
   odd.rope_scaling = {.kind = RopeScaling::Kind::linear, .factor = 1.0 / 3};
   odd.head_dim = 20;
-  odd.attention_bias = true;
+  odd.attention_bias = odd.attention_output_bias = true;
   odd.norm_eps = 1.1e-7;
   EXPECT_EQ(read_hf_config(write_hf_config(odd), odd.name), odd);
 }

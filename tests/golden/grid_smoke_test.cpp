@@ -28,7 +28,7 @@ TrainResult train_on(const std::string& family, const AxisValues& degrees, bool 
   model.ffn = 40;
   model.vocab = 259;  // not divisible by 2
   model.positions = 16;
-  model.attention_bias = model.mlp_bias = model.tied = family == "gpt2";
+  model.attention_bias = model.attention_output_bias = model.mlp_bias = model.tied = family == "gpt2";
   RunConfig run;
   run.data.paths = {folder.write("text.txt", some_text())};
   run.data.order = DataOrder::shuffled;

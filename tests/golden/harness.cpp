@@ -42,39 +42,39 @@ void set_weights(const RunConfig& run, const ModelConfig& model, Replica& replic
   load_weights(WeightFolder::open(run.weights), model, replica.parameters());
 }
 
+// Sums what each rank counts of its own over the ranks that own different elements.
+void add_over_owners(Replica& replica, const Tensor& sum) {
+  all_reduce_in_place(replica.groups().axis(Axis::tp), sum);
+  all_reduce_in_place(replica.groups().axis(Axis::pp), sum);
+  if (replica.parameters().sharded()) all_reduce_in_place(replica.groups().axis(Axis::dp), sum);
+}
+
 // Norms of all Hugging Face tensors of the model; collective.
 Norms collect_norms(Replica& replica, const ModelConfig& model, bool of_values) {
   const auto tensors = model_of(model).hugging_face_tensors(model);
   const auto squares = local_hugging_face_squares(tensors, replica.parameters(), of_values);
   const Tensor sum = replica.device().empty({static_cast<std::int64_t>(squares.size())}, DType::float64);
   std::copy(squares.begin(), squares.end(), sum.data<double>());
-  all_reduce_in_place(replica.groups().axis(Axis::tp), sum);
-  all_reduce_in_place(replica.groups().axis(Axis::pp), sum);
+  add_over_owners(replica, sum);
   Norms norms;
   for (std::size_t i = 0; i < tensors.size(); ++i) norms[tensors[i].hf_name] = std::sqrt(sum.data<double>()[i]);
   return norms;
 }
 
-double global_norm(Replica& replica) {
-  const Groups& groups = replica.groups();
-  double sum = 0;
-  for (const double square : gradient_squares(replica.device(), replica.table(), replica.parameters(),
-                                              groups.axis(Axis::tp), groups.axis(Axis::pp))) {
-    sum += square;
-  }
-  return std::sqrt(sum);
-}
-
 // Writes this rank's own elements into the global tensors. Ranks write to different places.
 void gather(Replica& replica, std::map<std::string, std::vector<float>>& weights) {
-  ParameterStore& store = replica.parameters();
-  if (replica.groups().at()[Axis::dp] != 0) return;
+  const ParameterStore& store = replica.parameters();
+  if (!store.sharded() && replica.groups().at()[Axis::dp] != 0) return;
   for (const Parameter* p : store.all()) {
     if (!p->info->tied_with.empty()) continue;
     std::vector<float>& global = weights.at(p->info->name);
+    const OwnedStretch own = store.owned(*p);
+    const float* values = store.bucket_of(*p).master.data<float>() + own.at - own.begin;  // by index in the shard
     for (const Run& run : shard_runs(*p->info, store.tp_rank(), store.tp_size())) {
       if (!counts_piece(*p->info, run.piece, store.tp_rank(), store.tp_size())) continue;
-      std::copy_n(p->value.data<float>() + run.local, run.count, global.begin() + run.global);
+      const std::int64_t begin = std::max(run.local, own.begin);
+      const std::int64_t end = std::min(run.local + run.count, own.begin + own.count);
+      if (begin < end) std::copy(values + begin, values + end, global.begin() + run.global + begin - run.local);
     }
   }
 }
@@ -85,6 +85,7 @@ std::string name_of(const Layout& layout) {
   std::string name = fmt::format("{}_tp{}_pp{}_dp{}{}_{}_mb{}", layout.model, layout.tp, layout.pp, layout.dp,
                                  layout.sequence_parallel ? "_sp" : "", layout.schedule, layout.micro_batch);
   if (!layout.stage_layers.empty()) name += fmt::format("_layers_{}", fmt::join(layout.stage_layers, "_"));
+  if (layout.zero > 0) name += fmt::format("_zero{}", layout.zero);
   if (layout.order != Grid::kDefaultOrder) name += "_order_" + layout.order;
   std::replace_if(
       name.begin(), name.end(), [](char c) { return std::isalnum(c) == 0; }, '_');
@@ -112,6 +113,7 @@ RunConfig oracle_run(const Layout& layout) {
   run.stage_layers = layout.stage_layers;
   run.sequence_parallel = layout.sequence_parallel;
   run.micro_batch = layout.micro_batch;
+  run.zero = layout.zero;
   run.global_batch = 8;
   run.seq_len = 32;
   run.steps = 20;
@@ -199,7 +201,9 @@ Learned learn(const RunConfig& run, const ModelConfig& model, const StepReader& 
                 const BatchLoss loss =
                     replica.train_batch(sample, {run.seed, s, run.dropout}, std::int64_t{s} * run.global_batch, [&] {
                       if (s == 0) mine.first_gradients = collect_norms(replica, model, false);
-                      mine.grad_norms.push_back(global_norm(replica));
+                      mine.grad_norms.push_back(gradient_norm(replica.device(), replica.parameters(),
+                                                              replica.groups().axis(Axis::tp),
+                                                              replica.groups().axis(Axis::pp)));
                       optimizer.step(learning_rate(run.optimizer, s, run.steps),
                                      clipping_factor(run.optimizer.clip_grad, mine.grad_norms.back()));
                     });
@@ -208,8 +212,7 @@ Learned learn(const RunConfig& run, const ModelConfig& model, const StepReader& 
               mine.weight_norms = collect_norms(replica, model, true);
               const Tensor hash = context.device.empty({1}, DType::int64);
               *hash.data<std::int64_t>() = static_cast<std::int64_t>(local_weights_hash(replica.parameters()));
-              all_reduce_in_place(replica.groups().axis(Axis::tp), hash);
-              all_reduce_in_place(replica.groups().axis(Axis::pp), hash);
+              add_over_owners(replica, hash);
               gather(replica, learned.weights);
               if (context.rank != 0) return;
               learned.losses = mine.losses;

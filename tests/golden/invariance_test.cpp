@@ -96,7 +96,8 @@ TEST_P(Invariance, SgdMovesEveryWeightAlike) {
        {Layout{.model = model, .tp = 2}, Layout{.model = model, .pp = 2, .schedule = "gpipe"},
         Layout{.model = model, .dp = 2}, Layout{.model = model, .micro_batch = 8},
         Layout{.model = model, .dp = 8, .micro_batch = 1},
-        Layout{.model = model, .tp = 2, .pp = 2, .dp = 2, .sequence_parallel = true, .micro_batch = 1}}) {
+        Layout{.model = model, .tp = 2, .pp = 2, .dp = 2, .sequence_parallel = true, .micro_batch = 1},
+        Layout{.model = model, .dp = 2, .zero = 3}}) {
     const Learned other = learn_on(layout, kSteps);
     for (const auto& [name, expected] : one.weights) {
       double moved = 0;
@@ -117,6 +118,17 @@ TEST_P(Invariance, SgdMovesEveryWeightAlike) {
 
 INSTANTIATE_TEST_SUITE_P(Models, Invariance, testing::Values("gpt2-tiny", "llama-odd"),
                          [](const auto& model) { return std::string(model.param) == "gpt2-tiny" ? "gpt2" : "llama"; });
+
+// With one micro-batch a step, sharded optimizer states, gradients and weights give the very bits of whole ones.
+TEST_P(Invariance, OneHashOverZeroStages) {
+  const std::string model = GetParam();
+  const Layout whole{.model = model, .dp = 4};
+  const std::string hash = hash_of(dropout_run(whole, 6));
+  for (const int zero : {1, 2, 3}) {
+    const Layout layout{.model = model, .pp = 2, .dp = 4, .zero = zero};
+    EXPECT_EQ(hash_of(dropout_run(layout, 6)), hash) << name_of(layout);
+  }
+}
 
 TEST(FewMicroBatches, FillAPipelineOfFourStages) {
   for (const int micro_batch : {8, 4}) {  // one and two micro-batches

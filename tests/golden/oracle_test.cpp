@@ -46,6 +46,7 @@ std::vector<Layout> training_layouts() {
       {.model = "gpt2-tiny", .dp = 8, .micro_batch = 1},
       {.model = "gpt2-tiny", .tp = 2, .pp = 2, .dp = 2, .sequence_parallel = true, .micro_batch = 1},
       {.model = "gpt2-tiny", .tp = 2, .pp = 2, .dp = 2, .schedule = "gpipe", .order = "pp-dp-tp"},
+      {.model = "gpt2-tiny", .pp = 2, .dp = 2, .zero = 2},
       {.model = "llama-tiny", .micro_batch = 4},
       {.model = "llama-tiny", .tp = 2, .sequence_parallel = true},
       {.model = "llama-tiny", .tp = 4},
@@ -56,12 +57,21 @@ std::vector<Layout> training_layouts() {
       {.model = "llama-tiny", .dp = 4, .micro_batch = 1},
       {.model = "llama-tiny", .tp = 2, .pp = 2, .dp = 2, .schedule = "gpipe", .micro_batch = 1},
       {.model = "llama-tiny", .tp = 2, .pp = 2, .dp = 2, .sequence_parallel = true, .order = "dp-pp-tp"},
+      {.model = "qwen2-tiny", .micro_batch = 4},
+      {.model = "qwen2-tiny", .tp = 4, .sequence_parallel = true},  // 2 key/value heads: two ranks hold each
+      {.model = "qwen2-tiny", .tp = 2, .pp = 2, .dp = 2},
+      {.model = "gemma-tiny", .micro_batch = 4},
+      {.model = "gemma-tiny", .tp = 4, .sequence_parallel = true},  // 1 key/value head on all ranks
+      {.model = "gemma-tiny", .tp = 2, .pp = 2, .dp = 2},
+      {.model = "gemma-tiny", .pp = 4, .micro_batch = 1},
       {.model = "llama-odd"},
       {.model = "llama-odd", .tp = 2, .micro_batch = 4},
       {.model = "llama-odd", .tp = 2, .sequence_parallel = true, .micro_batch = 1},
       {.model = "llama-odd", .pp = 2, .stage_layers = {4, 1}},
       {.model = "llama-odd", .pp = 4, .schedule = "gpipe", .micro_batch = 1},
       {.model = "llama-odd", .dp = 4},
+      {.model = "llama-odd", .dp = 4, .micro_batch = 1, .zero = 1},
+      {.model = "llama-odd", .tp = 2, .pp = 2, .dp = 2, .sequence_parallel = true, .micro_batch = 1, .zero = 3},
       {.model = "llama-odd", .tp = 2, .pp = 2, .dp = 2, .sequence_parallel = true, .order = "pp-tp-dp"},
   };
 }
@@ -118,7 +128,7 @@ TEST_P(OracleReplicas, HaveItsLogitsMaskedGradientsAndFinalWeights) {
 
 INSTANTIATE_TEST_SUITE_P(
     Grids, OracleReplicas,
-    testing::Values(Layout{.model = "gpt2-tiny", .micro_batch = 8}, Layout{.model = "gpt2-tiny", .dp = 4},
+    testing::Values(Layout{.model = "gpt2-tiny", .micro_batch = 8}, Layout{.model = "gpt2-tiny", .dp = 4, .zero = 1},
                     Layout{.model = "gpt2-tiny", .tp = 2, .pp = 2, .dp = 2, .sequence_parallel = true},
                     Layout{.model = "llama-tiny", .tp = 8},
                     Layout{.model = "llama-tiny", .tp = 2, .pp = 3, .sequence_parallel = true, .schedule = "gpipe"},

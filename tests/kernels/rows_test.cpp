@@ -6,6 +6,13 @@
 namespace cuboid::kernels {
 namespace {
 
+// Tests say how many threads they want. Otherwise one: on a busy machine OpenMP's barriers cost more than the kernels.
+class OneThreadUnlessTold : public ::testing::Environment {
+ public:
+  void SetUp() override { omp_set_num_threads(1); }
+};
+const auto* const kOneThread = ::testing::AddGlobalTestEnvironment(new OneThreadUnlessTold);
+
 struct Rows {
   std::int64_t count, length;
 };

@@ -31,7 +31,7 @@ std::vector<ModelConfig> all_configs() {
   }
   // What no file above has: biases in a Llama, a head of its own in a GPT-2.
   made.push_back(case_config("tiny-odd-newkeys"));
-  made.back().attention_bias = made.back().mlp_bias = true;
+  made.back().attention_bias = made.back().attention_output_bias = made.back().mlp_bias = true;
   made.push_back(case_config("gpt2-124m"));
   made.back().tied = false;
   return made;
@@ -200,7 +200,7 @@ TEST(HuggingFaceNames, AreThoseOfThePublishedFiles) {
 }
 
 TEST(Registry, NamesTheKnownFamilies) {
-  EXPECT_THAT(model_families(), ElementsAre("gpt2", "llama"));
+  EXPECT_THAT(model_families(), ElementsAre("gpt2", "llama", "qwen2", "gemma"));
   ModelConfig config;
   config.family = "mamba";
   try {
@@ -208,7 +208,7 @@ TEST(Registry, NamesTheKnownFamilies) {
     FAIL() << "nothing was refused";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::request);
-    EXPECT_STREQ(error.what(), "model family 'mamba' is unknown; known are gpt2, llama");
+    EXPECT_STREQ(error.what(), "model family 'mamba' is unknown; known are gpt2, llama, qwen2, gemma");
   }
 }
 

@@ -3,8 +3,6 @@
 #include <functional>
 #include <limits>
 
-#include <omp.h>
-
 #include "cuboid/ops/ops.h"
 
 #include "tensors.h"
@@ -118,10 +116,7 @@ void expect_derivatives(const Problem& problem, Values& argument, const Values& 
   EXPECT_GT(largest, 1000 * tolerance) << what;
 }
 
-class Gradients : public testing::TestWithParam<OpCase> {
- protected:
-  Gradients() { omp_set_num_threads(1); }  // tensors this small gain nothing from more
-};
+class Gradients : public testing::TestWithParam<OpCase> {};
 
 TEST_P(Gradients, AreTheDerivativesAndTheSameWholeOrSplit) {
   Problem problem(GetParam());
@@ -214,6 +209,21 @@ std::vector<OpCase> op_cases() {
        {{kT, kB, kC}},
        {{kC}},
        [](Tape& t, const auto& x, auto& p) { return ops::rms_norm(t, x[0], p[0], 1e-2); }},
+      {"rms_norm_of_one_plus_weight",
+       {{kT, kB, kC}},
+       {{kC}},
+       [](Tape& t, const auto& x, auto& p) { return ops::rms_norm(t, x[0], p[0], 1e-2, 1.0); }},
+      {"geglu", {{kT, kB, 2 * kF}}, {}, [](Tape& t, const auto& x, auto&) { return ops::geglu(t, x[0]); }},
+      {"scale", {{kT, kB, kC}}, {}, [](Tape& t, const auto& x, auto&) { return ops::scale(t, x[0], -2.5); }},
+      {"recompute",
+       {{kT, kB, kC}},
+       {{kC, kC}, {kC}},
+       [](Tape& t, const auto& x, auto& p) {
+         return ops::add(t, x[0], ops::recompute(t, x[0], [&p](Tape& inner, const Var& y) {
+                           return ops::linear(inner, ops::gelu(inner, ops::rms_norm(inner, y, p[1], 1e-2)), p[0],
+                                              nullptr);
+                         }));
+       }},
       {"gelu", {{kT, kB, kC}}, {}, [](Tape& t, const auto& x, auto&) { return ops::gelu(t, x[0]); }},
       {"swiglu", {{kT, kB, 2 * kF}}, {}, [](Tape& t, const auto& x, auto&) { return ops::swiglu(t, x[0]); }},
       {"add", {{kT, kB, kC}, {kT, kB, kC}}, {}, [](Tape& t, const auto& x, auto&) { return ops::add(t, x[0], x[1]); }},

@@ -1,8 +1,6 @@
 // The tape's promises: what is called when, what is kept until when, and what may be overwritten.
 #include <array>
 
-#include <omp.h>
-
 #include "cuboid/ops/ops.h"
 
 #include "tensors.h"
@@ -14,7 +12,6 @@ constexpr std::int64_t kT = 3, kB = 2, kIn = 5, kHidden = 7, kOut = 4;
 
 class TapeTest : public testing::Test {
  protected:
-  TapeTest() { omp_set_num_threads(1); }  // tensors this small gain nothing from more
   Parameter parameter(const std::string& name, const Shape& shape) {
     const Tensor value = device_.empty(shape, DType::float64, Category::parameters);
     test::assign(value, test::random_values(name, shape.elements()));

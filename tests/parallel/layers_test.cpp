@@ -276,6 +276,17 @@ TEST(RowLinear, AddsItsBiasOnceAndNotOncePerRank) {
   }
 }
 
+/// An output matrix that passes its input on: rows first … first + count - 1 of the identity.
+struct IdentityHead {
+  IdentityHead(const Device& device, std::int64_t vocabulary, std::int64_t first, std::int64_t count, DType dtype) {
+    Values rows(static_cast<std::size_t>(count * vocabulary));
+    for (std::int64_t i = 0; i < count; ++i) rows[static_cast<std::size_t>(i * vocabulary + first + i)] = 1;
+    parameter.value = test::tensor_of(device, {count, vocabulary}, rows, dtype);
+    parameter.gradient = device.zeros({count, vocabulary}, dtype);
+  }
+  Parameter parameter;
+};
+
 TEST(CrossEntropy, EqualsTheDefinitionOnAnySplit) {
   constexpr std::int64_t kVocabulary = 37, kRows = 4, kBatch = 3;
   constexpr double kFactor = 0.125;
@@ -298,24 +309,41 @@ TEST(CrossEntropy, EqualsTheDefinitionOnAnySplit) {
     run_ranks(size, [&](RankContext& context) {
       const TensorParallel tp{context.world};
       const auto [first, count] = even_share(kVocabulary, tp.rank(), size);
-      const auto columns = [&](const Values& global) {
-        Values part;
-        for (std::int64_t row = 0; row < kRows * kBatch; ++row) {
-          const auto begin = global.begin() + row * kVocabulary + first;
-          part.insert(part.end(), begin, begin + count);
+      for (const bool split : {false, true}) {  // B, or I and W
+        IdentityHead head(context.device, kVocabulary, first, count, DType::float64);
+        Tape tape(context.device);
+        const Var x = tape.input(test::tensor_of(context.device, {kRows, kBatch, kVocabulary}, logits));
+        const Loss loss = vocabulary_parallel_linear_cross_entropy(
+            tape, tp, x, head.parameter, test::tokens_of(context.device, {kRows, kBatch}, targets), first, kFactor);
+        const Tensor seed = context.device.zeros({1}, DType::float64);
+        if (split) {
+          tape.input_gradient(loss.seed.slot(), seed);
+          tape.weight_gradient();
+        } else {
+          tape.backward(loss.seed.slot(), seed);
         }
-        return part;
-      };
-      Tape tape(context.device);
-      const Var x = tape.input(test::tensor_of(context.device, {kRows, kBatch, count}, columns(logits)));
-      const Loss loss = vocabulary_parallel_cross_entropy(
-          tape, tp, x, test::tokens_of(context.device, {kRows, kBatch}, targets), first, kFactor);
-      const std::string where = "tp " + std::to_string(size) + ", rank " + std::to_string(tp.rank());
-      test::expect_near_all(test::values_of(loss.per_sequence), losses, 1e-13, where + ": loss");
-      tape.backward(loss.seed.slot(), context.device.zeros({1}, DType::float64));
-      // On every rank softmax, on the target's owner minus one, in ignored rows nothing.
-      test::expect_near_all(test::values_of(tape.gradient_of(x.slot())), columns(gradient), 1e-15,
-                            where + ": gradient");
+        const std::string where = "tp " + std::to_string(size) + ", rank " + std::to_string(tp.rank());
+        test::expect_near_all(test::values_of(loss.per_sequence), losses, 1e-13, where + ": loss");
+        // Through an identity, the input's gradient is that of the logits: softmax, minus one at the target, and
+        // nothing in ignored rows.
+        test::expect_near_all(test::values_of(tape.gradient_of(x.slot())), gradient, 1e-15, where + ": gradient");
+        Values weights(static_cast<std::size_t>(count * kVocabulary));
+        for (std::int64_t row = 0; row < kRows * kBatch; ++row) {
+          for (std::int64_t v = 0; v < count; ++v) {
+            for (std::int64_t c = 0; c < kVocabulary; ++c) {
+              weights[static_cast<std::size_t>(v * kVocabulary + c)] +=
+                  gradient[static_cast<std::size_t>(row * kVocabulary + first + v)] *
+                  logits[static_cast<std::size_t>(row * kVocabulary + c)];
+            }
+          }
+        }
+        test::expect_near_all(test::values_of(head.parameter.gradient), weights, 1e-13, where + ": weight gradient");
+        Tape evaluation(context.device, Tape::Mode::forward_only);
+        const Loss same = vocabulary_parallel_linear_cross_entropy(
+            evaluation, tp, Tape::constant(x.value()), head.parameter,
+            test::tokens_of(context.device, {kRows, kBatch}, targets), first, kFactor);
+        EXPECT_TRUE(test::same_bits(same.per_sequence, loss.per_sequence)) << "evaluation gives the same loss";
+      }
     });
   }
 }
@@ -326,10 +354,12 @@ TEST(CrossEntropy, OfUniformLogitsIsTheLogarithmOfTheVocabulary) {
     run_ranks(size, [&](RankContext& context) {
       const TensorParallel tp{context.world};
       const auto [first, count] = even_share(kVocabulary, tp.rank(), size);
-      Tape tape(context.device);
-      const Var x = tape.input(context.device.zeros({1, 2, count}, DType::float32));
-      const Loss loss = vocabulary_parallel_cross_entropy(
-          tape, tp, x, test::tokens_of(context.device, {1, 2}, {50256, kernels::kIgnore}), first, 1.0);
+      Tape tape(context.device, Tape::Mode::forward_only);
+      Parameter zeros;
+      zeros.value = context.device.zeros({count, 3}, DType::float32);
+      const Loss loss = vocabulary_parallel_linear_cross_entropy(
+          tape, tp, Tape::constant(context.device.zeros({1, 2, 3}, DType::float32)), zeros,
+          test::tokens_of(context.device, {1, 2}, {50256, kernels::kIgnore}), first, 1.0);
       EXPECT_NEAR(loss.per_sequence.data<double>()[0], 10.824905, 5e-7) << "tp " << size;
       EXPECT_EQ(loss.per_sequence.data<double>()[1], 0) << "its only target is left out";
     });
@@ -341,14 +371,13 @@ TEST(CrossEntropy, DoesNotOverflow) {
   run_ranks(2, [](RankContext& context) {
     const TensorParallel tp{context.world};
     Tape tape(context.device);
-    const double high = context.rank == 0 ? -300 : 300;
-    const Var x = tape.input(test::tensor_of(context.device, {1, 1, 2}, {high, high}, DType::float32));
-    const Loss loss = vocabulary_parallel_cross_entropy(tape, tp, x, test::tokens_of(context.device, {1, 1}, {0}),
-                                                        2 * context.rank, 1.0);
-    EXPECT_NEAR(loss.per_sequence.data<double>()[0], 600 + std::log(2.0), 1e-4);
+    IdentityHead head(context.device, 4, 2 * context.rank, 2, DType::float32);
+    const Var x = tape.input(test::tensor_of(context.device, {1, 1, 4}, {-300, -300, 300, 300}, DType::float32));
+    const Loss loss = vocabulary_parallel_linear_cross_entropy(
+        tape, tp, x, head.parameter, test::tokens_of(context.device, {1, 1}, {0}), 2 * context.rank, 1.0);
     tape.backward(loss.seed.slot(), context.device.zeros({1}, DType::float64));
-    const Values expected = context.rank == 0 ? Values{-1, 0} : Values{0.5, 0.5};
-    test::expect_near_all(test::values_of(tape.gradient_of(x.slot())), expected, 1e-6, "gradient");
+    EXPECT_NEAR(loss.per_sequence.data<double>()[0], 600 + std::log(2.0), 1e-4);
+    test::expect_near_all(test::values_of(tape.gradient_of(x.slot())), Values{-1, 0, 0.5, 0.5}, 1e-6, "gradient");
   });
 }
 

@@ -29,7 +29,7 @@ ModelConfig gpt2_config() {
   c.ffn = 20;
   c.vocab = 29;
   c.positions = 7;
-  c.tied = c.attention_bias = c.mlp_bias = true;
+  c.tied = c.attention_bias = c.attention_output_bias = c.mlp_bias = true;
   return c;
 }
 
@@ -45,7 +45,7 @@ ModelConfig llama_config() {
   c.ffn = 24;
   c.vocab = 31;
   c.positions = 64;
-  c.attention_bias = c.mlp_bias = true;
+  c.attention_bias = c.attention_output_bias = c.mlp_bias = true;
   return c;
 }
 

@@ -58,6 +58,12 @@ void gelu_gradient(const Device& device, const Tensor& dy, const Tensor& x, cons
 void swiglu(const Device& device, const Tensor& gate_up, const Tensor& y);
 void swiglu_gradient(const Device& device, const Tensor& dy, const Tensor& gate_up, const Tensor& dgate_up);
 
+/// The same with tanh GELU in place of SiLU.
+void geglu(const Device& device, const Tensor& gate_up, const Tensor& y);
+void geglu_gradient(const Device& device, const Tensor& dy, const Tensor& gate_up, const Tensor& dgate_up);
+
+/// y = x + offset.
+void shift(const Device& device, const Tensor& x, double offset, const Tensor& y);
 /// c = a + b; c may be a or b.
 void add(const Device& device, const Tensor& a, const Tensor& b, const Tensor& c);
 /// y (…,n) = x + bias (n) in every row; y may be x.

@@ -87,8 +87,9 @@ class Model {
   virtual Var embed(Forward& f, const Tensor& tokens) const = 0;
   /// Layer i, 0 … L-1.
   virtual Var layer(Forward& f, int i, const Var& x) const = 0;
-  /// (T,B,C) → logits (T,B,V/tp).
-  virtual Var head(Forward& f, const Var& x) const = 0;
+  /// What follows the last layer and precedes the output matrix "head.weight" (V,C), which every family has (possibly
+  /// tied): (T,B,C) → (T,B,C). Logits and loss follow by themselves.
+  virtual Var final_norm(Forward& f, const Var& x) const = 0;
 };
 
 }  // namespace cuboid

@@ -11,10 +11,15 @@ namespace cuboid::ops {
 /// y (…,out) = x (…,in) · weightᵀ + bias; weight (out,in), bias (out) or null.
 Var linear(Tape& tape, const Var& x, Parameter& weight, Parameter* bias);
 Var layer_norm(Tape& tape, const Var& x, Parameter& weight, Parameter& bias, double eps);
-Var rms_norm(Tape& tape, const Var& x, Parameter& weight, double eps);
+/// `offset` is added to the weight (Gemma: 1).
+Var rms_norm(Tape& tape, const Var& x, Parameter& weight, double eps, double offset = 0);
 Var gelu(Tape& tape, const Var& x);
 /// (…,2F) gate | up → (…,F).
 Var swiglu(Tape& tape, const Var& gate_up);
+/// The same with tanh GELU in place of SiLU.
+Var geglu(Tape& tape, const Var& gate_up);
+/// x · factor.
+Var scale(Tape& tape, const Var& x, double factor);
 Var add(Tape& tape, const Var& a, const Var& b);
 Var dropout(Tape& tape, const Var& x, const kernels::Dropout& mask);
 /// residual + dropout(x).
@@ -36,6 +41,10 @@ Var attention(Tape& tape, const Var& qkv, const AttentionShape& shape, const Ten
 Var embedding(Tape& tape, const Tensor& tokens, Parameter& table, std::int64_t first_row);
 /// x (T,B,C) + table rows first_position + t.
 Var add_positions(Tape& tape, const Var& x, Parameter& table, std::int64_t first_position);
+
+/// y = part(x), of which only x is kept: backward runs the part again, on a tape of its own, before it differentiates
+/// it. The part must compute the same bits both times (dropout is keyed, so it does).
+Var recompute(Tape& tape, const Var& x, std::function<Var(Tape&, const Var&)> part);
 
 /// Rotary tables (T,D/2) of the angles position · frequency[j], positions first_position … first_position + T - 1.
 /// Computed in double, stored as dtype.

@@ -4,11 +4,13 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
 #include "cuboid/runtime/device.h"
 #include "cuboid/value/parameter_table.h"
+#include "cuboid/value/run_config.h"
 
 namespace cuboid {
 
@@ -27,6 +29,18 @@ struct Slot {
   bool wanted() const { return id >= 0; }
 };
 
+/// A tensor kept for a weight gradient: itself, or the recipe to compute it again when it is needed.
+class Saved {
+ public:
+  Saved(Tensor tensor) : tensor_(std::move(tensor)) {}
+  Saved(std::function<Tensor()> recipe) : recipe_(std::move(recipe)) {}
+  Tensor get() const { return recipe_ ? recipe_() : tensor_; }
+
+ private:
+  Tensor tensor_;
+  std::function<Tensor()> recipe_;
+};
+
 /// A value computed by an operation: the tensor and its gradient's slot.
 class Var {
  public:
@@ -34,12 +48,21 @@ class Var {
   const Tensor& value() const { return value_; }
   const Shape& shape() const { return value_.shape(); }
   Slot slot() const { return slot_; }
+  /// What a later operation should hold for its weight gradient in place of the value.
+  Saved saved() const { return recipe_ ? Saved(recipe_) : Saved(value_); }
+  /// The same value, which later operations recompute instead of holding. @pre the recipe gives the value's very bits
+  Var recomputed_by(std::function<Tensor()> recipe) const {
+    Var changed = *this;
+    changed.recipe_ = std::move(recipe);
+    return changed;
+  }
 
  private:
   friend class Tape;
   Var(Tensor value, Slot slot) : value_(std::move(value)), slot_(slot) {}
   Tensor value_;
   Slot slot_;
+  std::function<Tensor()> recipe_;
 };
 
 class Tape {
@@ -54,12 +77,15 @@ class Tape {
   /// gradients with defer().
   using Backward = std::function<void(Tape&, Tensor)>;
 
-  explicit Tape(Device device, Mode mode = Mode::record) : device_(std::move(device)), mode_(mode) {}
+  explicit Tape(Device device, Mode mode = Mode::record, Recompute recompute = Recompute::none)
+      : device_(std::move(device)), mode_(mode), recompute_(recompute) {}
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
 
   const Device& device() const { return device_; }
   bool recording() const { return mode_ == Mode::record; }
+  /// True if operations that cost no matrix product should hand out recipes for their results.
+  bool recomputes_cheap() const { return recording() && recompute_ == Recompute::selective; }
 
   /// A value without gradient: tokens, tables.
   static Var constant(Tensor value) { return {std::move(value), Slot{}}; }
@@ -75,6 +101,11 @@ class Tape {
   /// Queues the weight gradient of the operation being differentiated. `parameters` are those it adds to.
   void defer(std::initializer_list<Parameter*> parameters, std::function<void()> weight_gradient);
 
+  /// True while backward() (B) runs, false in input_gradient() (I): weight gradients may be added at once.
+  bool weights_at_once() const { return weights_at_once_; }
+  /// Adds a weight gradient at once, in the midst of an operation's backward. @pre weights_at_once()
+  void add_weight_gradient(std::initializer_list<Parameter*> parameters, const std::function<void()>& add);
+
   /// B: gradients of all inputs and weights; weight gradients run as soon as their operation is reached.
   void backward(Slot output, Tensor gradient);
   /// I: input gradients only; weight gradients stay queued.
@@ -85,6 +116,8 @@ class Tape {
   Tensor gradient_of(Slot input);
 
   /// complete: the last use of a parameter on this tape has added its gradient. before: something is about to be added.
+  /// A tape for a part of the same computation, told to the same observers.
+  std::unique_ptr<Tape> nested(Mode mode) const;
   void observe(Observer complete, Observer before = {}) {
     complete_ = std::move(complete);
     before_ = std::move(before);
@@ -99,11 +132,15 @@ class Tape {
     std::vector<Parameter*> parameters;
     std::function<void()> run;
   };
-  void walk(Slot output, Tensor gradient, bool weights_at_once);
+  void walk(Slot output, Tensor gradient);
   void run_deferred();
+  template <typename Parameters>
+  void run_weight_gradient(const Parameters& parameters, const std::function<void()>& run);
 
   Device device_;
   Mode mode_;
+  Recompute recompute_;
+  bool weights_at_once_ = false;
   std::vector<Node> nodes_;
   std::vector<Tensor> gradients_;  // by Slot id
   std::vector<Deferred> deferred_;

@@ -31,14 +31,17 @@ Var row_linear(Tape& tape, const TensorParallel& tp, const Var& x, Parameter& we
 Var vocabulary_parallel_embedding(Tape& tape, const TensorParallel& tp, const Tensor& tokens, Parameter& table,
                                   std::int64_t first_row);
 
-/// Cross-entropy of logits (T,B,V/tp) cut by vocabulary.
+/// The loss of a micro-batch.
 struct Loss {
-  Tensor per_sequence;  ///< (B) float64: sum over unmasked targets, in nats; the same on every rank
-  Var seed;             ///< backward starts here, with any gradient tensor of one element
+  Tensor per_sequence;  ///< (B) float64: sum over unmasked targets, in nats; the same on every rank. When a gradient is
+                        ///< recorded it is known after backward (B, or I)
+  Var seed;             ///< backward starts here, with any gradient tensor of one element; undefined in evaluation
 };
-/// targets (T,B) int32 global ids or kernels::kIgnore. The gradient of Σ per_sequence · factor flows back. The logits'
-/// memory is reused for their gradient. Padding cannot exist: ranks own exactly their real rows.
-Loss vocabulary_parallel_cross_entropy(Tape& tape, const TensorParallel& tp, const Var& logits, const Tensor& targets,
-                                       std::int64_t first_row, double factor);
+/// Cross-entropy of h (T,B,C) (or its sequence shard) times the output matrix weight (V/tp,C), in chunks of rows: the
+/// logits (T,B,V/tp) never exist whole, forward or backward. When a gradient is recorded, all of it happens in
+/// backward. targets (T,B) int32 global ids or kernels::kIgnore. The gradient of Σ per_sequence · factor flows back.
+/// Padding cannot exist: ranks own exactly their real rows.
+Loss vocabulary_parallel_linear_cross_entropy(Tape& tape, const TensorParallel& tp, const Var& h, Parameter& weight,
+                                              const Tensor& targets, std::int64_t first_row, double factor);
 
 }  // namespace cuboid

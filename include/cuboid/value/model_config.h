@@ -9,9 +9,9 @@ namespace cuboid {
 /// How rotary frequencies are changed for contexts longer than those of pre-training.
 struct RopeScaling {
   enum class Kind { none, linear, llama3 } kind = Kind::none;
-  double factor = 1;               ///< linear, llama3
-  double low_frequency_factor = 1;  ///< llama3
-  double high_frequency_factor = 4;  ///< llama3
+  double factor = 1;                       ///< linear, llama3
+  double low_frequency_factor = 1;         ///< llama3
+  double high_frequency_factor = 4;        ///< llama3
   std::int64_t original_positions = 8192;  ///< llama3: context of pre-training
   friend bool operator==(const RopeScaling&, const RopeScaling&) = default;
 };
@@ -29,10 +29,11 @@ struct ModelConfig {
   std::int64_t positions = 0;  ///< longest sequence (rows of a learned position table)
   double norm_eps = 1e-5;
   double init_std = 0.02;
-  bool tied = false;             ///< output head shares the embedding matrix
-  bool attention_bias = false;   ///< biases on q, k, v and output projections
+  bool tied = false;                   ///< output head shares the embedding matrix
+  bool attention_bias = false;         ///< biases on the q, k and v projections
+  bool attention_output_bias = false;  ///< bias on attention's output projection
   bool mlp_bias = false;
-  double rope_theta = 10000;     ///< families with rotary embeddings
+  double rope_theta = 10000;  ///< families with rotary embeddings
   RopeScaling rope_scaling;
   friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 };

@@ -12,6 +12,12 @@
 
 namespace cuboid {
 
+/// Which activations are computed again in backward instead of being kept.
+enum class Recompute {
+  none,
+  selective,  ///< what costs no matrix product: outputs of norms and activation functions
+  full,       ///< everything inside a layer; only its input is kept
+};
 enum class OptimizerKind { adamw, sgd };
 enum class LrSchedule { constant, cosine, linear };
 enum class DataFormat { automatic, text, bin };
@@ -54,6 +60,7 @@ struct RunConfig {
   int zero = 0;                         ///< ZeRO stage over the data axis, 0 … 3
   std::int64_t bucket_bytes = 4 << 20;  ///< gradients reduced and parameters gathered together, as float32 bytes
   DType dtype = DType::float32;
+  Recompute recompute = Recompute::none;
   int micro_batch = 1;
   int global_batch = 8;
   int seq_len = 128;

@@ -7,8 +7,7 @@ namespace cuboid {
 
 /// zero ≥ 2: REDUCE_GRAD after every B or W of a stage, since only its shard of the gradient is kept between
 /// micro-batches (the one after the last stays where it is). zero 3: UNSHARD of a stage ahead of its first use, while the
-/// stage before computes, and RESHARD when neither the next stage to compute nor the one after needs it; W needs no
-/// parameters. At most two stages of a rank are whole at a time, and none at the end of the row. Other values of zero
+/// stage before computes, and RESHARD when neither the next stage to compute nor the one after needs it. At most two stages of a rank are whole at a time, and none at the end of the row. Other values of zero
 /// change nothing.
 Schedule add_sharding(const Schedule& schedule, int zero);
 
