@@ -10,6 +10,8 @@ namespace cuboid::launch {
 using Arguments = std::vector<std::string>;
 
 int train_command(const Arguments& arguments);
+int launch_command(const Arguments& arguments);
+int doctor_command(const Arguments& arguments);
 int models_command(const Arguments& arguments);
 int schedule_command(const Arguments& arguments);
 

@@ -1,5 +1,6 @@
 // cuboid train: reads the request, checks it, trains, and reports to people and machines.
 #include <filesystem>
+#include <fstream>
 #include <optional>
 
 #include <fmt/format.h>
@@ -18,6 +19,7 @@
 #include "cuboid/train/weights.h"
 
 #include "launch/commands.h"
+#include "launch/job.h"
 #include "launch/metrics.h"
 #include "launch/outputs.h"
 #include "launch/progress.h"
@@ -28,8 +30,9 @@ namespace {
 
 constexpr const char* kUsage = "cuboid train --model M --data PATH... [flags]";
 constexpr const char* kSummary =
-    "Trains a transformer on a grid of ranks, each a thread of this process. What is learned does not depend on the\n"
-    "grid. Everything is checked before anything is allocated; all reasons are reported at once.";
+    "Trains a transformer on a grid of ranks: threads of this process, or processes under mpirun and srun. What is\n"
+    "learned does not depend on the grid. Everything is checked before anything is allocated; all reasons are reported "
+    "at once.";
 
 // Runs a look at an input whose faults are thrown, and keeps them.
 template <typename Look>
@@ -45,8 +48,10 @@ void collect(Problems& problems, const Look& look) {
 // What cannot fit is refused here, not by the kernel's killer: weights, gradients and optimizer state of every replica,
 // in float32 and without activations, are a lower bound of what the ranks of this process need.
 void check_memory(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+  const int processes = job() == nullptr ? 1 : job()->processes();
   const double per_weight = run.optimizer.kind == OptimizerKind::adamw ? 16 : 8;
-  const double needed = per_weight * static_cast<double>(parameters_of(model).total()) * run.grid.degree(Axis::dp);
+  const double needed =
+      per_weight * static_cast<double>(parameters_of(model).total()) * run.grid.degree(Axis::dp) / processes;
   const double present = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
   if (needed <= present) return;
   problems.add(fmt::format(
@@ -68,7 +73,7 @@ ModelConfig checked_model(const RunConfig& run, Problems& problems) {
   } else {
     check_settings(run, problems);
   }
-  check_outputs(run, problems);
+  if (job() == nullptr || job()->process() == 0) check_outputs(run, problems);
   if (problems.empty()) return *model;
   // The request is refused: say what is wrong with its files too. (train() says so where nothing else is wrong.)
   if (model && run.seq_len > 0 && !run.data.paths.empty()) {
@@ -110,7 +115,18 @@ struct Finished {
   TrainResult result;
 };
 
-Finished run_training(const RunConfig& run, const ModelConfig& model) {
+// What every rank was doing: a line each for people, the whole in the run's folder.
+void tell_failure(const RunConfig& run, const std::vector<std::string>& reports) {
+  for (const auto& report : reports) log::warning(report.substr(0, report.find('\n')));
+  if (run.out.empty()) return;
+  const auto path = std::filesystem::path(run.out) / "failure.txt";
+  std::ofstream file(path);
+  for (const auto& report : reports) file << report;
+  file.close();
+  if (file) log::warning("the last communications of every rank are in " + path.string());
+}
+
+Finished run_training(const RunConfig& run, const ModelConfig& model, const Fabric& fabric) {
   Finished finished;
   std::optional<MetricsFile> metrics;
   std::optional<Progress> progress;
@@ -129,7 +145,8 @@ Finished run_training(const RunConfig& run, const ModelConfig& model) {
     progress->step(step);
   };
   events.on_validation = [&](int step, double loss) { progress->validation(step + 1, loss); };
-  finished.result = train(run, model, events);
+  events.on_failure = [&](const std::vector<std::string>& reports) { tell_failure(run, reports); };
+  finished.result = train(run, model, events, fabric);
   return finished;
 }
 
@@ -161,9 +178,14 @@ int train_command(const Arguments& arguments) {
     fmt::print("{}", flags.help());
     return 0;
   }
+  Fabric fabric;
+  collect(problems, [&] { fabric = {join_job(draft.fabric), draft.ranks_per_process}; });
   const ModelConfig model = checked_model(run, problems);
-  for (const auto& doubt : doubts_about_run(model, run)) log::warning(doubt);
-  const Finished finished = run_training(run, model);
+  if (speaks()) {
+    for (const auto& doubt : doubts_about_run(model, run)) log::warning(doubt);
+  }
+  const Finished finished = run_training(run, model, fabric);
+  if (fabric.job != nullptr && fabric.job->process() != 0) return 0;  // rank 0's process has the result
   const TrainResult& result = finished.result;
   fmt::print("{}", json ? result_document(finished.start, result, run.grid) + "\n" : summary(finished, run));
   if (result.nan_stop) {

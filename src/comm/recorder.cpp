@@ -128,11 +128,11 @@ std::string Recorder::line() const {
   return text;
 }
 
-std::string Recorder::history() const {
+std::string Recorder::report() const {
+  std::string text = line() + "\n";
   const std::scoped_lock lock(mutex_);
-  std::string text;
   for (std::uint64_t i = count_ > kKept ? count_ - kKept : 0; i < count_; ++i) {
-    text += fmt::format("{} {}\n", i, describe(last_[i % kKept]));
+    text += fmt::format("  {} {}\n", i, describe(last_[i % kKept]));
   }
   return text;
 }

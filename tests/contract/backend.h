@@ -54,6 +54,7 @@ inline std::string name_of_backend(const testing::TestParamInfo<Backend>& info) 
 
 /// Instantiates a suite for every backend, or for those that can give at least so many ranks.
 #define CUBOID_ON_BACKENDS(suite, least)                                                           \
+  GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(suite);                                            \
   INSTANTIATE_TEST_SUITE_P(On, suite, testing::ValuesIn(::cuboid::contract::backends_with(least)), \
                            ::cuboid::contract::name_of_backend)
 

@@ -37,6 +37,8 @@ class Processes {
 
 /// Whether mpirun, srun or another launcher of MPI started this process together with others, from the environment.
 bool launched_by_mpi();
+/// Whether this program can join such a job at all.
+bool built_with_mpi();
 /// Joins the other processes of the job. Once a program.
 /// @throws Error{request} if this build has no MPI; Error{failed} if MPI cannot start
 std::unique_ptr<Processes> join_processes();

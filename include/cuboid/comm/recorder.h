@@ -29,8 +29,8 @@ class Recorder {
 
   /// "rank 3 waits 1.2 s for all_reduce of 4096 bytes on "tp" (operation 17 there), in action 2F1; before that: …".
   std::string line() const;
-  /// The last kKept communications, oldest first, a line each.
-  std::string history() const;
+  /// line() and below it, indented, the last kKept communications, oldest first.
+  std::string report() const;
 
  private:
   using Clock = std::chrono::steady_clock;

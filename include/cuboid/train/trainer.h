@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cuboid/comm/processes.h"
 #include "cuboid/runtime/memory.h"
 #include "cuboid/value/model_config.h"
 #include "cuboid/value/run_config.h"
@@ -16,26 +17,26 @@ namespace cuboid {
 
 /// What was decided before the first step.
 struct RunStart {
-  std::int64_t params = 0;                ///< distinct weights of the whole model
+  std::int64_t params = 0;  ///< distinct weights of the whole model
   int world = 1;
-  int micro_batches = 1;                  ///< a data-parallel rank's micro-batches a step
-  std::vector<int> stage_layers;          ///< layers of each pipeline stage
-  bool stages_balanced = false;           ///< chosen by cost (true) or given (false)
-  double schedule_bubble = 0;             ///< bubble fraction of the schedule at the stages' modelled costs
+  int micro_batches = 1;          ///< a data-parallel rank's micro-batches a step
+  std::vector<int> stage_layers;  ///< layers of each pipeline stage
+  bool stages_balanced = false;   ///< chosen by cost (true) or given (false)
+  double schedule_bubble = 0;     ///< bubble fraction of the schedule at the stages' modelled costs
   std::int64_t train_samples = 0;
   std::int64_t validation_samples = 0;
 };
 
 struct StepMetrics {
-  int step = 0;  ///< counted from 0
+  int step = 0;          ///< counted from 0
   double loss = 0;       ///< sum over unmasked tokens of the global batch / their number, in nats
   double grad_norm = 0;  ///< global L2 norm before clipping
   double lr = 0;
   std::int64_t tokens = 0;  ///< tokens of the global batch
   double step_seconds = 0;
   double tokens_per_second = 0;
-  double tflops_per_rank = 0;   ///< model FLOPs (forward matmuls × 3) / step_seconds / world / 1e12
-  double bubble_fraction = 0;   ///< measured: 1 - computing time / time from first to last action, mean over ranks
+  double tflops_per_rank = 0;  ///< model FLOPs (forward matmuls × 3) / step_seconds / world / 1e12
+  double bubble_fraction = 0;  ///< measured: 1 - computing time / time from first to last action, mean over ranks
   std::array<std::int64_t, kCategoryCount> peak_bytes{};  ///< of the rank with the largest total, by category
 };
 
@@ -55,11 +56,20 @@ struct TrainEvents {
   std::function<void(const RunStart&)> on_start;
   std::function<void(const StepMetrics&)> on_step;
   std::function<void(int step, double loss)> on_validation;
+  /// After a failure: a report a rank, as RankOptions says.
+  std::function<void(const std::vector<std::string>&)> on_failure;
+};
+
+/// Where the ranks run: as threads of this process, or over the processes of a job.
+struct Fabric {
+  Processes* job = nullptr;  ///< null: threads
+  int ranks_per_process = 1;
 };
 
 /// Trains. Writes only what the config names: dump_grads, and out/timeline.json with timeline.
 /// @throws Error{request} for anything wrong with the request, before threads start or memory is allocated by it;
 ///         Error{failed} or Error{deadline} for a run that broke, naming the rank.
-TrainResult train(const RunConfig& run, const ModelConfig& model, const TrainEvents& events = {});
+TrainResult train(const RunConfig& run, const ModelConfig& model, const TrainEvents& events = {},
+                  const Fabric& fabric = {});
 
 }  // namespace cuboid

@@ -67,9 +67,10 @@ void Exchange::terminate() {
     lock.try_lock();
   }
   if (lock.owns_lock() && run_ && !run_->over) {
-    stop_run();
-    log::error(fmt::format("{} was told to end by the launcher, as when another process has died:\n{}",
-                           describe_process(process()), run_->own_state));
+    std::string lines;
+    for (const auto& recorder : run_->recorders) lines += "\n" + recorder->line();
+    log::error(fmt::format("{} was told to end by the launcher, as when another process has died:{}",
+                           describe_process(process()), lines));
   }
   _exit(3);
 }

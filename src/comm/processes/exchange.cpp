@@ -14,6 +14,7 @@ namespace {
 constexpr double kLostAfter = 5.0;
 // How long process 0 waits after a failure for what the others were doing.
 constexpr double kGrace = 3.0;
+constexpr char kEndOfReport = '\f';
 
 double seconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
@@ -72,7 +73,7 @@ void Exchange::enroll(const std::shared_ptr<SpanGroup>& group) {
   run_->groups[group->id()] = group;
   auto waiting = run_->unclaimed.extract(group->id());
   if (waiting.empty()) return;
-  for (const Parcel& parcel : waiting.mapped()) group->handle(parcel);
+  for (Parcel& parcel : waiting.mapped()) group->handle(parcel);
 }
 
 bool Exchange::poll() {
@@ -141,7 +142,7 @@ void Exchange::stop_run() {
   run_->stopped = true;
   run_->failed_at = Clock::now();
   for (const auto& recorder : run_->recorders) {
-    run_->own_state += (run_->own_state.empty() ? "" : "\n") + recorder->line();
+    run_->own_state += recorder->report() + kEndOfReport;
   }
   run_->world->abort();
 }
@@ -227,11 +228,13 @@ void Exchange::end_run(const RankOptions& options) {
   if (run->well) return;
   if (speaks() && options.on_failure) {
     run->states[static_cast<std::size_t>(process())] = run->own_state;
-    std::vector<std::string> lines;
+    std::vector<std::string> reports;
     for (const std::string& state : run->states) {
-      if (!state.empty()) lines.push_back(state);
+      for (std::size_t at = 0, end = 0; (end = state.find(kEndOfReport, at)) != std::string::npos; at = end + 1) {
+        reports.push_back(state.substr(at, end - at));
+      }
     }
-    options.on_failure(lines);
+    options.on_failure(reports);
   }
   run->outcome.raise();
 }

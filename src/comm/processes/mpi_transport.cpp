@@ -10,6 +10,8 @@
 #include <fmt/format.h>
 #include <mpi.h>
 
+#include "cuboid/comm/processes.h"
+
 #include "transport.h"
 
 namespace cuboid::detail {
@@ -164,3 +166,7 @@ std::unique_ptr<Transport> make_mpi_transport() {
 }
 
 }  // namespace cuboid::detail
+
+bool cuboid::built_with_mpi() {
+  return true;
+}

@@ -59,6 +59,8 @@ void Exchange::run_rank(int rank, const std::function<void(RankContext&)>& body,
     failed(std::current_exception());
   }
   const std::scoped_lock lock(mutex_);
+  // After a failure the abort must come first: an end is no news, and would pass for a cause.
+  if (run_->stopped) return;
   run_->world->mark_ended(rank);
   for (int p = 0; p < run_->participants(); ++p) {
     if (p != process()) send(p, {.kind = ParcelKind::rank_ended, .from = rank});

@@ -128,10 +128,10 @@ void SpanGroup::launch(SpanOperation& op) {
   advance(op);
 }
 
-void SpanGroup::handle(const Parcel& parcel) {
+void SpanGroup::handle(Parcel& parcel) {
   const Header& header = parcel.header;
   if (header.kind == ParcelKind::message) {
-    Tensor tensor(parcel.payload ? parcel.payload : exchange_.buffer(0), 0,
+    Tensor tensor(parcel.payload ? std::move(parcel.payload) : exchange_.buffer(0), 0,
                   Shape(std::vector<std::int64_t>(header.dim, header.dim + header.dims)), header.dtype);
     return mailbox(header.to).put(header.from, header.tag, std::move(tensor));
   }

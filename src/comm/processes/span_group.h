@@ -92,7 +92,7 @@ class SpanGroup : public std::enable_shared_from_this<SpanGroup> {
   Tensor receive(int member, int from, int tag, std::uint64_t claimed, const std::string& what);
 
   /// Takes what another process sent to this group. The exchange's mutex is held.
-  void handle(const Parcel& parcel);
+  void handle(Parcel& parcel);
 
  private:
   using Ints = std::vector<int>;

@@ -41,7 +41,7 @@ struct Header {
   std::uint32_t run = 0;       ///< counts the runs of a job
   std::uint64_t group = 0;     ///< id of the communicator
   std::uint64_t sequence = 0;  ///< of the operation on it
-  Call call{};                   ///< contribution
+  Call call{};                 ///< contribution
   std::int32_t from = 0;       ///< member or rank
   std::int32_t to = 0;         ///< member
   std::int32_t tag = 0;        ///< message; failure: the kind of error
