@@ -39,8 +39,8 @@ std::string oracle_run(const json& training, const std::string& out, const std::
 
 // A run that goes on until something ends it.
 std::string long_run(const std::string& more) {
-  return "train --model gpt2-nano --data " + kOracle + "/tokens.bin --seq-len 64 --global-batch 8 --steps 1000000 " +
-         more;
+  return "train --model " + kOracle + " --data " + kOracle +
+         "/tokens.bin --seq-len 32 --global-batch 8 --steps 1000000 " + more;
 }
 
 std::vector<json> metrics_in(const std::string& folder) {
@@ -96,9 +96,9 @@ TEST(Job, ARefusalByOneProcessEndsAll) {
   const Ended ended = shell("cd " + where +
                             R"(; printf '#!/bin/sh\n[ "$OMPI_COMM_WORLD_RANK" = 1 ] && data=/nowhere/x )"
                             R"(|| data=)" +
-                            kOracle +
-                            R"(/tokens.bin\nexec "$CUBOID" train --model gpt2-nano --data $data )"
-                            R"(--seq-len 64 --steps 1000000 --dp 2 --global-batch 8\n' >start; chmod +x start; )"
+                            kOracle + R"(/tokens.bin\nexec "$CUBOID" train --model )" + kOracle +
+                            R"( --data $data )"
+                            R"(--seq-len 32 --steps 1000000 --dp 2 --global-batch 8\n' >start; chmod +x start; )"
                             "$MPIRUN -n 2 ./start");
   EXPECT_EQ(ended.status, 2) << ended.err;
   EXPECT_THAT(ended.err, AllOf(HasSubstr("process 1 on host"), HasSubstr("/nowhere/x")));
@@ -132,7 +132,7 @@ TEST(Job, AStoppedRankEndsTheRunWithinTenSeconds) {
 }
 
 TEST(Job, TwoJobsAtOnceAreNeverJoined) {
-  const std::string run = "$MPIRUN -n 2 $CUBOID train --model gpt2-nano --data " + kOracle +
+  const std::string run = "$MPIRUN -n 2 $CUBOID train --model " + kOracle + " --data " + kOracle +
                           "/tokens.bin --seq-len 32 --global-batch 2 --steps 1 --dp 2 --json";
   for (int round = 0; round < 3; ++round) {
     const Ended ended = shell(run + " --seed 1 >a.$$ & " + run +
@@ -147,7 +147,7 @@ TEST(Job, TwoJobsAtOnceAreNeverJoined) {
 }
 
 TEST(Launch, RunsTagsAndRestarts) {
-  const Ended good = shell("$CUBOID launch --run train --model gpt2-nano --data " + kOracle +
+  const Ended good = shell("$CUBOID launch --run train --model " + kOracle + " --data " + kOracle +
                            "/tokens.bin --seq-len 32 --global-batch 2 --steps 1 --dp 2 --json");
   ASSERT_EQ(good.status, 0) << good.err;
   EXPECT_EQ(json::parse(good.out).at("world"), 2);

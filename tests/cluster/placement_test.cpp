@@ -15,7 +15,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 
-Grid grid(int tp, int dp, int pp, const std::string& order = Grid::kDefaultOrder) {
+Grid grid(int tp, int dp, int pp, const std::string& order = std::string(Grid::kDefaultOrder)) {
   AxisValues degrees{{1, 1, 1, 1, 1}};
   degrees[Axis::tp] = tp;
   degrees[Axis::dp] = dp;

@@ -200,11 +200,11 @@ TEST_P(Failures, MembersThatDisagreeAreNamed) {
 }
 
 // Keeps a rank from arriving until another's wait has ended, however slow the machine; where the other one lives in
-// another process, for many times its deadline.
+// another process, for some times its deadline.
 class Absence {
  public:
   Absence(const Backend& backend, double deadline)
-      : seen_(backend.one_process), limit_(static_cast<int>(8000 * deadline)) {}
+      : seen_(backend.one_process), limit_(static_cast<int>(4000 * deadline)) {}
   void last_until_over() const {
     const auto start = std::chrono::steady_clock::now();
     while (!over_ && (seen_ || std::chrono::steady_clock::now() - start < limit_)) {
