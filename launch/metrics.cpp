@@ -2,15 +2,30 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 
 #include <nlohmann/json.hpp>
 
 #include "cuboid/core/error.h"
+#include "cuboid/formats/durable.h"
 
 namespace cuboid::launch {
 namespace {
 using Json = nlohmann::ordered_json;
+
+// Whole lines of steps below `step`: a run that was killed has written later ones, the last perhaps in part.
+std::string lines_before(const std::string& path, int step) {
+  std::string kept;
+  std::ifstream file(path);
+  for (std::string line; step > 0 && std::getline(file, line) && !file.eof();) {
+    const Json json = Json::parse(line, nullptr, false);
+    const auto number = json.is_object() ? json.find("step") : json.end();
+    if (number != json.end() && number->is_number_integer() && *number < step) kept += line + "\n";
+  }
+  return kept;
 }
+
+}  // namespace
 
 std::string metrics_line(const StepMetrics& metrics) {
   Json peak;
@@ -35,6 +50,8 @@ std::string result_document(const RunStart& start, const TrainResult& result, co
   for (Axis axis : kAxes) degrees[name_of(axis)] = grid.degree(axis);
   degrees["order"] = grid.order();
   const Json document = {{"steps", result.steps},
+                         {"first_step", result.first_step},
+                         {"stopped", result.stopped},
                          {"final_loss", result.final_loss},
                          {"validation_loss", result.validation_loss ? Json(*result.validation_loss) : Json(nullptr)},
                          {"params", result.params},
@@ -48,7 +65,9 @@ std::string result_document(const RunStart& start, const TrainResult& result, co
   return document.dump(2);
 }
 
-MetricsFile::MetricsFile(const std::string& path) : path_(path), file_(std::fopen(path.c_str(), "w")) {
+MetricsFile::MetricsFile(const std::string& path, int first_step) : path_(path) {
+  write_durably(path, lines_before(path, first_step));
+  file_.reset(std::fopen(path.c_str(), "a"));
   if (!file_) throw Error(ErrorKind::request, "--out: " + path + ": " + std::strerror(errno));
 }
 

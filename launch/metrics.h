@@ -18,8 +18,9 @@ std::string result_document(const RunStart& start, const TrainResult& result, co
 /// DIR/metrics.jsonl, written line by line: after each step the file is complete up to that step.
 class MetricsFile {
  public:
-  /// Replaces a file of that name. @throws Error{request} with the system's reason
-  explicit MetricsFile(const std::string& path);
+  /// Lines of an existing file from before `first_step` stay; the rest is replaced. @throws Error{request} with the
+  /// system's reason
+  MetricsFile(const std::string& path, int first_step);
   /// @throws Error{failed} with the system's reason (a full disk)
   void add(const StepMetrics& metrics);
 

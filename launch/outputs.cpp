@@ -49,25 +49,31 @@ void check_outputs(const RunConfig& run, Problems& problems) {
   }
 }
 
-void make_output_folder(const RunConfig& run) {
-  if (run.out.empty()) return;
+RunConfig with_absolute_paths(RunConfig run) {
+  for (auto& path : run.data.paths) path = absolute_if_there(path);
+  run.data.mask_file = absolute_if_there(run.data.mask_file);
+  run.weights = absolute_if_there(run.weights);
+  // A preset's name is looked up before folders are: only what was read from a path becomes one.
+  if (run.model.find('/') != std::string::npos) run.model = absolute_if_there(run.model);
+  for (std::string* made : {&run.out, &run.dump_grads}) {
+    if (!made->empty()) *made = fs::absolute(*made).lexically_normal().string();
+  }
+  return run;
+}
+
+std::unique_ptr<FolderLock> make_output_folder(const RunConfig& run) {
   std::error_code fault;
   fs::create_directories(run.out, fault);
   if (fault) throw Error(ErrorKind::request, "--out " + run.out + ": " + fault.message());
-  RunConfig written = run;
-  for (auto& path : written.data.paths) path = absolute_if_there(path);
-  written.data.mask_file = absolute_if_there(run.data.mask_file);
-  written.weights = absolute_if_there(run.weights);
-  // A preset's name is looked up before folders are: only what was read from a path becomes one.
-  if (run.model.find('/') != std::string::npos) written.model = absolute_if_there(run.model);
-  written.out = absolute_if_there(run.out);
+  auto lock = FolderLock::take((fs::path(run.out) / ".lock").string());
   const std::string path = (fs::path(run.out) / "run.toml").string();
-  const std::string text = write_run_file(written);
+  const std::string text = write_run_file(with_absolute_paths(run));
   std::FILE* file = std::fopen(path.c_str(), "w");
   const bool complete = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
   if (const bool closed = file == nullptr || std::fclose(file) == 0; !complete || !closed) {
     throw Error(ErrorKind::request, "--out: " + path + ": " + std::strerror(errno));
   }
+  return lock;
 }
 
 }  // namespace cuboid::launch

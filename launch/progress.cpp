@@ -145,14 +145,17 @@ class Progress::Bar {
   std::chrono::steady_clock::time_point drawn_{};
 };
 
-Progress::Progress(int steps) : bar_(stderr_is_terminal() ? std::make_unique<Bar>() : nullptr) {
+Progress::Progress(int first_step, int steps) : bar_(stderr_is_terminal() ? std::make_unique<Bar>() : nullptr) {
+  state_.first_step = first_step;
   state_.steps = steps;
 }
 Progress::~Progress() = default;
 
 void Progress::step(const StepMetrics& metrics) {
   // Exponential mean over about ten steps: steady enough to read, quick enough to follow.
-  const auto mean = [&](double before, double now) { return state_.step < 2 ? now : 0.9 * before + 0.1 * now; };
+  const auto mean = [&](double before, double now) {
+    return state_.step < state_.first_step + 2 ? now : 0.9 * before + 0.1 * now;
+  };
   state_.tokens_per_second = mean(state_.tokens_per_second, metrics.tokens_per_second);
   state_.bubble_fraction = mean(state_.bubble_fraction, metrics.bubble_fraction);
   state_.step = metrics.step + 1;

@@ -19,9 +19,10 @@ struct ProgressState {
   double tokens_per_second = 0;
   double bubble_fraction = 0;
   double seconds = 0;  ///< since the start
+  int first_step = 0;  ///< steps that were done at the start
 
   /// At the mean pace so far.
-  double seconds_left() const { return step > 0 ? seconds / step * (steps - step) : 0; }
+  double seconds_left() const { return step > first_step ? seconds / (step - first_step) * (steps - step) : 0; }
 };
 
 /// How a terminal is drawn on.
@@ -42,7 +43,7 @@ std::string clock_time(double seconds);
 /// thread.
 class Progress {
  public:
-  explicit Progress(int steps);
+  Progress(int first_step, int steps);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;

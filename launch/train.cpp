@@ -10,7 +10,9 @@
 #include "cuboid/core/log.h"
 #include "cuboid/core/text.h"
 #include "cuboid/core/units.h"
+#include "cuboid/formats/durable.h"
 #include "cuboid/formats/hf_config.h"
+#include "cuboid/formats/run_file.h"
 #include "cuboid/formats/safetensors.h"
 #include "cuboid/models/registry.h"
 #include "cuboid/train/check.h"
@@ -23,6 +25,7 @@
 #include "launch/metrics.h"
 #include "launch/outputs.h"
 #include "launch/progress.h"
+#include "launch/stop_signal.h"
 #include "launch/train_flags.h"
 
 namespace cuboid::launch {
@@ -60,7 +63,7 @@ void check_memory(const ModelConfig& model, const RunConfig& run, Problems& prob
       human_bytes(static_cast<std::uint64_t>(present))));
 }
 
-ModelConfig checked_model(const RunConfig& run, Problems& problems) {
+ModelConfig checked_model(const RunConfig& run, const Checkpoint* checkpoint, Problems& problems) {
   std::optional<ModelConfig> model;
   if (run.model.empty()) {
     problems.add("--model: give a preset name, a config.json or a folder with one; presets: " + join(preset_names()));
@@ -76,10 +79,11 @@ ModelConfig checked_model(const RunConfig& run, Problems& problems) {
   if (job() == nullptr || job()->process() == 0) check_outputs(run, problems);
   if (problems.empty()) return *model;
   // The request is refused: say what is wrong with its files too. (train() says so where nothing else is wrong.)
+  if (model && checkpoint) check_checkpoint(*checkpoint, *model, problems);
   if (model && run.seq_len > 0 && !run.data.paths.empty()) {
     collect(problems, [&] { SampleSource(run.data, run.seq_len, model->vocab, run.seed); });
   }
-  if (!run.weights.empty()) {
+  if (checkpoint == nullptr && !run.weights.empty()) {
     collect(problems, [&] {
       const WeightFolder weights = WeightFolder::open(run.weights);
       if (model) check_weights(weights, *model, problems);
@@ -110,6 +114,31 @@ void announce(const RunConfig& run, const ModelConfig& model, const RunStart& st
                         100 * start.schedule_bubble));
 }
 
+// Settings in which a run differs from the one that wrote its checkpoint: what is learned changes, or only how.
+void announce_resume(const Checkpoint& checkpoint, const RunConfig& run) {
+  log::info(fmt::format("going on after step {} from {}", checkpoint.index().step, checkpoint.path()));
+  if (checkpoint.index().step >= run.steps) log::info(fmt::format("all {} steps are done", run.steps));
+  if (checkpoint.run() == nullptr) return;
+  std::vector<std::string> layout;
+  for (const auto& d : compare_runs(*checkpoint.run(), run)) {
+    if (d.section == "Run") continue;
+    const std::string change = fmt::format("{} = {} (stored: {})", d.key, d.now, d.stored);
+    if (d.section == "Process grid" || d.section == "Pipeline" || d.key == "micro-batch") {
+      layout.push_back(change);
+    } else {
+      log::warning("differs from the stored run: " + change);
+    }
+  }
+  if (!layout.empty()) log::info("laid out differently from the stored run: " + join(layout));
+}
+
+// Whether a folder's checkpoints are another run's, which a new run would mix its own with.
+void warn_of_other_checkpoints(const RunConfig& run) {
+  if (run.out.empty() || !Checkpoint::find(run.out)) return;
+  log::warning(
+      fmt::format("--out {}: holds checkpoints of an earlier run; --resume auto would go on from there", run.out));
+}
+
 struct Finished {
   RunStart start;
   TrainResult result;
@@ -126,28 +155,48 @@ void tell_failure(const RunConfig& run, const std::vector<std::string>& reports)
   if (file) log::warning("the last communications of every rank are in " + path.string());
 }
 
-Finished run_training(const RunConfig& run, const ModelConfig& model, const Fabric& fabric) {
+Finished run_training(const RunConfig& asked, const ModelConfig& model, const Checkpoint* checkpoint,
+                      const Fabric& fabric) {
+  const RunConfig run = with_absolute_paths(asked);
+  const int first_step = checkpoint ? static_cast<int>(checkpoint->index().step) : 0;
+  std::unique_ptr<FolderLock> lock;
   Finished finished;
   std::optional<MetricsFile> metrics;
   std::optional<Progress> progress;
   TrainEvents events;
   events.on_start = [&](const RunStart& start) {
     if (!run.out.empty()) {
-      make_output_folder(run);
-      metrics.emplace((std::filesystem::path(run.out) / "metrics.jsonl").string());
+      const std::filesystem::path out(run.out);
+      lock = make_output_folder(run);
+      if (checkpoint == nullptr) warn_of_other_checkpoints(run);
+      metrics.emplace((out / "metrics.jsonl").string(), first_step);
     }
     finished.start = start;
     announce(run, model, start);
-    progress.emplace(run.steps);
+    if (checkpoint) announce_resume(*checkpoint, run);
+    progress.emplace(first_step, run.steps);
   };
   events.on_step = [&](const StepMetrics& step) {
     if (metrics) metrics->add(step);
     progress->step(step);
   };
   events.on_validation = [&](int step, double loss) { progress->validation(step + 1, loss); };
+  events.on_checkpoint = [&](const Position& position, const std::string& path) {
+    log::info(fmt::format("checkpoint after step {}: {}", position.step, path));
+  };
   events.on_failure = [&](const std::vector<std::string>& reports) { tell_failure(run, reports); };
-  finished.result = train(run, model, events, fabric);
+  listen_for_stop(fabric.job == nullptr);
+  events.stop_wanted = [] { return !stop_signal().empty(); };
+  finished.result = train(run, model, events, checkpoint, fabric);
   return finished;
+}
+
+void announce_stop(const TrainResult& result, const RunConfig& run) {
+  const std::string signal = stop_signal();
+  const std::string why = signal.empty() ? fmt::format("--max-seconds {}", exact(run.max_seconds)) : signal;
+  log::info(fmt::format("stopped after step {} of {} by {}{}", result.steps, run.steps, why,
+                        run.out.empty() ? "; nothing is saved without --out"
+                                        : fmt::format("; --resume auto --out {} goes on from there", run.out)));
 }
 
 std::string summary(const Finished& finished, const RunConfig& run) {
@@ -173,6 +222,7 @@ int train_command(const Arguments& arguments) {
   add_run_flags(flags, draft);
   flags.toggle("json", json, "print the result as one JSON document on standard output");
   Problems problems;
+  collect(problems, [] { join_job(FabricKind::automatic); });  // so that one process speaks for all from here on
   const RunConfig run = read_run(flags, draft, arguments, problems);
   if (flags.help_wanted()) {
     fmt::print("{}", flags.help());
@@ -180,13 +230,15 @@ int train_command(const Arguments& arguments) {
   }
   Fabric fabric;
   collect(problems, [&] { fabric = {join_job(draft.fabric), draft.ranks_per_process}; });
-  const ModelConfig model = checked_model(run, problems);
+  const Checkpoint* checkpoint = draft.checkpoint ? &*draft.checkpoint : nullptr;
+  const ModelConfig model = checked_model(run, checkpoint, problems);
   if (speaks()) {
     for (const auto& doubt : doubts_about_run(model, run)) log::warning(doubt);
   }
-  const Finished finished = run_training(run, model, fabric);
+  const Finished finished = run_training(run, model, checkpoint, fabric);
   if (fabric.job != nullptr && fabric.job->process() != 0) return 0;  // rank 0's process has the result
   const TrainResult& result = finished.result;
+  if (result.stopped) announce_stop(result, run);
   fmt::print("{}", json ? result_document(finished.start, result, run.grid) + "\n" : summary(finished, run));
   if (result.nan_stop) {
     throw Error(ErrorKind::failed,

@@ -5,6 +5,7 @@
 #include "cuboid/core/text.h"
 #include "cuboid/formats/run_file.h"
 #include "cuboid/parallel/pipeline/generators.h"
+#include "cuboid/train/check.h"
 
 namespace cuboid::launch {
 namespace {
@@ -112,10 +113,42 @@ void add_machine_flags(Flags& flags, RunDraft& draft) {
 
   flags.section("Output");
   flags.text("out", "DIR", run.out, "folder of metrics.jsonl, run.toml and timeline.json");
+  flags.whole("checkpoint-every", run.checkpoint_every,
+              "steps between checkpoints in DIR/checkpoints; 0: only when told to stop", 0);
+  flags.whole("keep", run.keep, "newest checkpoints kept; 0: all", 0);
+  flags.toggle("async-save", run.async_save,
+               "write checkpoints while training goes on; takes memory for a copy of weights and moments");
+  flags.real("max-seconds", run.max_seconds, "save and stop at the first step boundary after this time; 0: no limit",
+             "SECONDS");
   flags.toggle("timeline", run.timeline, "write DIR/timeline.json (Chrome trace format: open it in Perfetto)");
   flags.text("dump-grads", "FILE", run.dump_grads,
              "write the L2 norm of each parameter's gradient at the first step, by Hugging Face name, as JSON");
   flags.toggle("stop-on-nan", run.stop_on_nan, "end with status 3 when the loss is not a number");
+}
+
+void take_run(RunDraft& draft, const RunConfig& run) {
+  draft.run = run;
+  draft.degrees = run.grid.degrees();
+  draft.order = run.grid.order();
+}
+
+// What --resume asks for; without --config the run that wrote it.
+void find_checkpoint(const Flags& flags, RunDraft& draft, Problems& problems) {
+  const auto asked = flags.value_of("resume");
+  if (!asked) return;
+  std::string path = *asked;
+  if (path == "auto") {
+    path = flags.value_of("out").value_or(draft.run.out);
+    if (path.empty())
+      return problems.add("--resume auto: needs --out, the folder of the run that may have been started");
+    if (!Checkpoint::find(path)) return;
+  }
+  try {
+    draft.checkpoint = Checkpoint::open(path);
+  } catch (const Error& error) {
+    return problems.add(std::string("--resume ") + error.what());
+  }
+  if (draft.checkpoint->run() && !flags.value_of("config")) take_run(draft, *draft.checkpoint->run());
 }
 
 }  // namespace
@@ -125,6 +158,10 @@ void add_run_flags(Flags& flags, RunDraft& draft) {
   add_grid_flags(flags, draft);
   add_training_flags(flags, draft.run);
   add_machine_flags(flags, draft);
+  flags.text(
+      "resume", "auto|DIR", draft.resume,
+      "go on from a checkpoint, on this grid: that of --out if there is one (auto), or that in a folder; the stored "
+      "run's settings hold where no flag or --config says otherwise");
   flags.add("config", "run.toml", "", "read the run from this file (as written to DIR/run.toml); flags override it",
             [](const Flags::Values&) {});
 }
@@ -134,13 +171,12 @@ RunConfig read_run(Flags& flags, RunDraft& draft, const std::vector<std::string>
   if (flags.help_wanted()) return draft.run;
   if (const auto file = flags.value_of("config")) {
     try {
-      draft.run = read_run_file(*file);
-      draft.degrees = draft.run.grid.degrees();
-      draft.order = draft.run.grid.order();
+      take_run(draft, read_run_file(*file));
     } catch (const Error& error) {
       problems.add(error.what());
     }
   }
+  find_checkpoint(flags, draft, problems);
   flags.apply(problems);
   try {
     draft.run.grid = Grid(draft.degrees, draft.order);

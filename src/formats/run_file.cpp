@@ -88,6 +88,10 @@ void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Vis
   visit("deadline", "longest wait for another rank, in seconds", run.deadline);
   visit("stop-on-nan", "end with status 3 at a loss that is not a number", run.stop_on_nan);
   visit("timeline", "write timeline.json into out (Chrome trace format)", run.timeline);
+  visit("checkpoint-every", "steps between checkpoints in out; 0: only when told to stop", run.checkpoint_every);
+  visit("keep", "newest checkpoints kept; 0: all", run.keep);
+  visit("async-save", "write checkpoints while training goes on", run.async_save);
+  visit("max-seconds", "save and stop at the first step boundary after this time; 0: no limit", run.max_seconds);
   visit("out", "folder of metrics.jsonl, run.toml and timeline.json; empty: none", run.out);
   visit("dump-grads", "file for the first step's gradient norms; empty: none", run.dump_grads);
 }
@@ -151,6 +155,37 @@ class Writer {
 
   std::string text_;
 };
+
+/// Every setting as text, for comparisons.
+class Lister {
+ public:
+  void section(const char* title) { section_ = title; }
+  template <typename... Value>
+  void operator()(const char* key, const char* meaning, const Value&... value) {
+    Writer writer;
+    writer(key, meaning, value...);
+    std::string line = writer.take();
+    line.erase(std::min(line.size(), line.rfind(fmt::format("# {}\n", meaning))));
+    line.erase(line.find_last_not_of(' ') + 1);
+    const std::size_t equals = line.find('=');
+    rows.push_back({section_, key, equals == std::string::npos ? "(none)" : line.substr(equals + 2)});
+  }
+  struct Row {
+    std::string section, key, value;
+  };
+  std::vector<Row> rows;
+
+ private:
+  std::string section_;
+};
+
+std::vector<Lister::Row> list_settings(RunConfig run) {
+  AxisValues degrees = run.grid.degrees();
+  std::string order = run.grid.order();
+  Lister lister;
+  visit_settings(run, degrees, order, lister);
+  return std::move(lister.rows);
+}
 
 /// The value for a message.
 std::string written(const toml::node& node) {
@@ -286,6 +321,17 @@ std::string write_run_file(const RunConfig& run) {
   visit_settings(copy, degrees, order, writer);
   return "# A training run: `cuboid train --config FILE` repeats it. Keys are the flags of `cuboid train`.\n" +
          writer.take();
+}
+
+std::vector<SettingDifference> compare_runs(const RunConfig& stored, const RunConfig& now) {
+  const auto before = list_settings(stored);
+  const auto after = list_settings(now);
+  std::vector<SettingDifference> differences;
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    const auto& [section, key, value] = before[i];
+    if (value != after[i].value) differences.push_back({section, key, value, after[i].value});
+  }
+  return differences;
 }
 
 RunConfig parse_run_file(const std::string& text, const std::string& source) {

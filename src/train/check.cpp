@@ -189,6 +189,23 @@ void check_process(const RunConfig& run, Problems& problems) {
 
 }  // namespace
 
+namespace {
+
+void check_saving(const RunConfig& run, Problems& problems) {
+  const auto natural = [&](const char* flag, int value) {
+    problems.add_if(value < 0, fmt::format("--{} {}: must not be negative", flag, value));
+  };
+  natural("checkpoint-every", run.checkpoint_every);
+  natural("keep", run.keep);
+  problems.add_if(
+      run.checkpoint_every > 0 && run.out.empty(),
+      fmt::format("--checkpoint-every {}: needs --out, the folder that holds the checkpoints", run.checkpoint_every));
+  problems.add_if(!(run.max_seconds >= 0),
+                  fmt::format("--max-seconds {}: must not be negative", exact(run.max_seconds)));
+}
+
+}  // namespace
+
 void check_settings(const RunConfig& run, Problems& problems) {
   check_axes_of_this_version(run, problems);
   check_schedule(run, problems);
@@ -197,6 +214,7 @@ void check_settings(const RunConfig& run, Problems& problems) {
   check_optimizer(run, problems);
   check_data(run, problems);
   check_process(run, problems);
+  check_saving(run, problems);
 }
 
 void check_run(const ModelConfig& model, const RunConfig& run, Problems& problems) {

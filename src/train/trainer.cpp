@@ -10,6 +10,7 @@
 
 #include "cuboid/core/log.h"
 #include "cuboid/train/check.h"
+#include "cuboid/train/checkpointing.h"
 #include "cuboid/train/data.h"
 #include "cuboid/train/optimizer.h"
 #include "cuboid/train/replica.h"
@@ -32,10 +33,16 @@ struct Inputs {
   const ModelConfig& model;
   const TrainEvents& events;
   const SampleSource& samples;
-  const WeightFolder* weights;  // null: initialise from the seed
+  const WeightFolder* weights;   // null: initialise from the seed
+  const Checkpoint* checkpoint;  // null: start at step 0
   const PipelineLayout& layout;
   FlopsPerToken flops;
+  Clock::time_point begin;  // of the run
 };
+
+std::string checkpoint_folder(const RunConfig& run) {
+  return run.out + "/" + std::string(Checkpoint::kFolderName);
+}
 
 /// One rank's training loop.
 class RankTrainer {
@@ -46,7 +53,14 @@ class RankTrainer {
         replica_(context, in.run, in.model, in.layout),
         optimizer_(context.device, in.run.optimizer, replica_.parameters()),
         timeline_(in.run.timeline) {
-    if (in.weights) {
+    if (!in.run.out.empty()) {
+      writer_ = std::make_unique<CheckpointWriter>(context, in.run, in.model, replica_.parameters(), optimizer_,
+                                                   checkpoint_folder(in.run), in.events.on_checkpoint);
+    }
+    if (in.checkpoint) {
+      load_checkpoint(*in.checkpoint, replica_.parameters(), optimizer_);
+      position_ = {in.checkpoint->index().step, in.checkpoint->index().samples, in.checkpoint->index().loss};
+    } else if (in.weights) {
       load_weights(*in.weights, in.model, replica_.parameters());
     } else {
       replica_.parameters().initialize(in.run.seed);
@@ -61,16 +75,22 @@ class RankTrainer {
     context_.world->barrier();
     const Clock::time_point start = Clock::now();
     Clock::time_point after_first = start;
-    for (int s = 0; s < in_.run.steps && !result.nan_stop; ++s) {
+    const auto first = static_cast<int>(position_.step);
+    result.first_step = result.steps = first;
+    result.final_loss = position_.loss;
+    for (int s = first; s < in_.run.steps && !result.nan_stop && !result.stopped; ++s) {
       const StepMetrics metrics = step(s);
+      position_ = {s + 1, position_.samples + in_.run.global_batch, metrics.loss};
       result.steps = s + 1;
       result.final_loss = metrics.loss;
-      if (s == 0) {
+      if (s == first) {
         after_first = Clock::now();
       } else {
-        result.bubble_fraction += metrics.bubble_fraction / (in_.run.steps - 1);
+        result.bubble_fraction += metrics.bubble_fraction / (in_.run.steps - first - 1);
       }
       result.nan_stop = in_.run.stop_on_nan && !std::isfinite(metrics.loss);
+      result.stopped = agreed_.stop && s + 1 < in_.run.steps;
+      if (!result.nan_stop) save_if_due(result.stopped);
       if (in_.run.data.eval_every > 0 && ((s + 1) % in_.run.data.eval_every == 0 || s + 1 == in_.run.steps)) {
         const Clock::time_point pause = Clock::now();
         result.validation_loss = validate();
@@ -78,8 +98,9 @@ class RankTrainer {
         after_first += Clock::now() - pause;  // throughput is that of training
       }
     }
-    if (result.steps > 1) {
-      const double tokens = static_cast<double>(result.steps - 1) * in_.run.global_batch * in_.run.seq_len;
+    if (writer_) writer_->finish();
+    if (const int timed = result.steps - first - 1; timed > 0) {
+      const double tokens = static_cast<double>(timed) * in_.run.global_batch * in_.run.seq_len;
       result.tokens_per_second = tokens / seconds_since(after_first);
     }
     result.weights_hash = weights_hash();
@@ -92,7 +113,7 @@ class RankTrainer {
 
   StepMetrics step(int s) {
     const Clock::time_point begin = Clock::now();
-    const std::int64_t first = std::int64_t{s} * in_.run.global_batch;
+    const std::int64_t first = position_.samples;
     StepMetrics metrics;
     metrics.step = s;
     metrics.lr = learning_rate(in_.run.optimizer, s, in_.run.steps);
@@ -126,7 +147,22 @@ class RankTrainer {
     optimizer_.step(metrics.lr, clipping_factor(in_.run.optimizer.clip_grad, metrics.grad_norm));
   }
 
-  // Bubble and memory over all ranks.
+  // Saves after this step where that is asked for, and makes a finished background save visible.
+  void save_if_due(bool stopping) {
+    if (!writer_) return;
+    if (writer_->in_flight() && !agreed_.writing) writer_->finish();
+    const int every = in_.run.checkpoint_every;
+    const bool due = every > 0 && (position_.step % every == 0 || position_.step == in_.run.steps);
+    if (due || stopping) writer_->save(position_);
+  }
+
+  bool stop_wanted() const {
+    if (rank() != 0) return false;
+    const double limit = in_.run.max_seconds;
+    return (in_.events.stop_wanted && in_.events.stop_wanted()) || (limit > 0 && seconds_since(in_.begin) >= limit);
+  }
+
+  // Bubble and memory over all ranks, and what all must agree on before the next step.
   void measure(StepMetrics& metrics) {
     double busy = 0;
     double makespan = 0;
@@ -135,16 +171,21 @@ class RankTrainer {
       busy += span.end - span.begin;
       makespan = std::max(makespan, span.end);
     }
-    const Tensor largest = context_.device.zeros({1 + kCategoryCount}, DType::float64, Category::workspace);
+    constexpr int kStop = 1 + kCategoryCount;
+    constexpr int kWriting = kStop + 1;
+    const Tensor largest = context_.device.zeros({kWriting + 1}, DType::float64, Category::workspace);
     const Tensor sum = context_.device.zeros({1}, DType::float64, Category::workspace);
     double* values = largest.data<double>();
     values[0] = makespan;
     for (int i = 0; i < kCategoryCount; ++i) {
       values[1 + i] = static_cast<double>(context_.device.account().peak(static_cast<Category>(i)));
     }
+    values[kStop] = stop_wanted() ? 1 : 0;
+    values[kWriting] = writer_ && writer_->writing() ? 1 : 0;
     *sum.data<double>() = busy;
     all_reduce_in_place(*context_.world, largest, ReduceOp::max);
     all_reduce_in_place(*context_.world, sum);
+    agreed_ = {values[kStop] > 0, values[kWriting] > 0};
     if (values[0] > 0) metrics.bubble_fraction = 1 - *sum.data<double>() / (context_.size * values[0]);
     for (std::size_t i = 0; i < kCategoryCount; ++i) metrics.peak_bytes[i] = static_cast<std::int64_t>(values[1 + i]);
   }
@@ -197,6 +238,12 @@ class RankTrainer {
   Replica replica_;
   Optimizer optimizer_;
   Timeline timeline_;
+  std::unique_ptr<CheckpointWriter> writer_;  // null without an output folder
+  Position position_;
+  struct {
+    bool stop = false;     // rank 0 was told to
+    bool writing = false;  // a rank's background write goes on
+  } agreed_;               // by all ranks, at the end of a step
 };
 
 RunStart describe_start(const Inputs& in, int world) {
@@ -239,7 +286,9 @@ void check_fabric(const RunConfig& run, const Fabric& fabric, Problems& problems
 
 }  // namespace
 
-TrainResult train(const RunConfig& run, const ModelConfig& model, const TrainEvents& events, const Fabric& fabric) {
+TrainResult train(const RunConfig& run, const ModelConfig& model, const TrainEvents& events,
+                  const Checkpoint* checkpoint, const Fabric& fabric) {
+  const Clock::time_point begin = Clock::now();
   const bool first = fabric.job == nullptr || fabric.job->process() == 0;  // has rank 0
   Problems problems;
   check_fabric(run, fabric, problems);
@@ -247,7 +296,9 @@ TrainResult train(const RunConfig& run, const ModelConfig& model, const TrainEve
   std::unique_ptr<SampleSource> samples;
   std::unique_ptr<WeightFolder> weights;
   collect(problems, [&] { samples = std::make_unique<SampleSource>(run.data, run.seq_len, model.vocab, run.seed); });
-  if (!run.weights.empty()) {
+  if (checkpoint) {
+    check_checkpoint(*checkpoint, model, problems);
+  } else if (!run.weights.empty()) {
     collect(problems, [&] {
       weights = std::make_unique<WeightFolder>(WeightFolder::open(run.weights));
       check_weights(*weights, model, problems);
@@ -257,21 +308,28 @@ TrainResult train(const RunConfig& run, const ModelConfig& model, const TrainEve
   problems.throw_if_any();
 
   const PipelineLayout layout = plan_pipeline(run, model);
-  const Inputs in{run, model, events, *samples, weights.get(), layout, flops_per_token(model, run.seq_len)};
+  const Inputs in{run,  model, events, *samples, weights.get(), checkpoint, layout, flops_per_token(model, run.seq_len),
+                  begin};
   const int world = run.grid.world();
   if (first && events.on_start) events.on_start(describe_start(in, world));
   TrainResult result;
-  const auto body = [&](RankContext& context) {
+  const auto train_rank = [&](RankContext& context) {
     RankTrainer trainer(context, in);
     const TrainResult mine = trainer.run();
     if (context.rank == 0) result = mine;
   };
   const RankOptions options{
       .deadline = run.deadline, .threads_per_rank = run.threads_per_rank, .on_failure = events.on_failure};
-  if (fabric.job == nullptr) {
-    run_ranks(world, body, options);
-  } else {
-    fabric.job->run(world, fabric.ranks_per_process, body, options);
+  try {
+    if (fabric.job == nullptr) {
+      run_ranks(world, train_rank, options);
+    } else {
+      fabric.job->run(world, fabric.ranks_per_process, train_rank, options);
+    }
+  } catch (...) {
+    // All ranks have left: what they were writing is nobody's.
+    if (first && !run.out.empty()) remove_partial_checkpoints(checkpoint_folder(run));
+    throw;
   }
   return result;
 }

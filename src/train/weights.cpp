@@ -14,28 +14,6 @@ namespace {
 // GPT-2's published files leave out the prefix that newer exports write.
 constexpr std::string_view kGpt2Prefix = "transformer.";
 
-std::string name_in(const WeightFolder& folder, const std::string& name) {
-  if (!folder.contains(name) && name.starts_with(kGpt2Prefix)) {
-    std::string bare = name.substr(kGpt2Prefix.size());
-    if (folder.contains(bare)) return bare;
-  }
-  return name;
-}
-
-// First global row and number of rows of the parameter that the Hugging Face tensor covers.
-Range covered_rows(const HfTensor& hf, const ParameterInfo& info) {
-  if (hf.piece < 0) return {0, info.shape[0]};
-  std::int64_t begin = 0;
-  for (int i = 0; i < hf.piece; ++i) begin += info.pieces[static_cast<std::size_t>(i)].rows();
-  return {begin, info.pieces[static_cast<std::size_t>(hf.piece)].rows()};
-}
-
-Shape stored_shape(const HfTensor& hf, const ParameterInfo& info) {
-  Shape shape = info.shape;
-  shape[0] = covered_rows(hf, info).count;
-  return hf.transposed ? Shape{shape[1], shape[0]} : shape;
-}
-
 // The shard's part of a tensor stored (in, out): whole stretches of stored rows, scattered into columns.
 std::vector<float> read_transposed(const WeightTensor& tensor, const ParameterInfo& info, int rank, int size) {
   const std::int64_t outputs = info.shape[0];
@@ -107,6 +85,27 @@ void for_counted_runs(const ParameterStore& store, const Parameter& parameter, F
 }
 
 }  // namespace
+
+std::string name_in(const WeightFolder& folder, const std::string& name) {
+  if (!folder.contains(name) && name.starts_with(kGpt2Prefix)) {
+    std::string bare = name.substr(kGpt2Prefix.size());
+    if (folder.contains(bare)) return bare;
+  }
+  return name;
+}
+
+Range covered_rows(const HfTensor& hf, const ParameterInfo& info) {
+  if (hf.piece < 0) return {0, info.shape[0]};
+  std::int64_t begin = 0;
+  for (int i = 0; i < hf.piece; ++i) begin += info.pieces[static_cast<std::size_t>(i)].rows();
+  return {begin, info.pieces[static_cast<std::size_t>(hf.piece)].rows()};
+}
+
+Shape stored_shape(const HfTensor& hf, const ParameterInfo& info) {
+  Shape shape = info.shape;
+  shape[0] = covered_rows(hf, info).count;
+  return hf.transposed ? Shape{shape[1], shape[0]} : shape;
+}
 
 void check_weights(const WeightFolder& folder, const ModelConfig& config, Problems& problems) {
   const Model& model = model_of(config);

@@ -54,7 +54,9 @@ TEST(Requests, UnknownCommandsAndFlagsNameTheNearest) {
   expect_refused({"trian"}, {"'trian' is no command; did you mean train?"});
   expect_refused({"models", "--modle", "gpt2"}, {"--modle: unknown flag; did you mean --model?"});
   expect_refused({"models", "--model", "gpt3"}, {"--model gpt3"});
-  expect_refused(request({"--checkpoint-every", "5"}), {"--checkpoint-every: unknown flag"});
+  expect_refused(request({"--checkpoint-every", "5"}), {"--checkpoint-every 5: needs --out"});
+  expect_refused(request({"--chekpoint-every", "5"}),
+                 {"--chekpoint-every: unknown flag; did you mean --checkpoint-every?"});
 }
 
 TEST(Requests, AllReasonsOfAllKindsAtOnceAndNothingIsMade) {

@@ -1,11 +1,13 @@
 #include "cli/run_cuboid.h"
 
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <pty.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,6 +20,25 @@ void redirect(const std::string& path, int descriptor) {
   if (file < 0 || dup2(file, descriptor) < 0) _exit(126);
 }
 
+// A terminal of that width: its two ends.
+struct Terminal {
+  explicit Terminal(int columns) {
+    const winsize size{24, static_cast<unsigned short>(columns), 0, 0};
+    if (openpty(&keeper, &user, nullptr, nullptr, &size) != 0) throw std::runtime_error("no pseudo-terminal");
+  }
+  // All that is written until the last writer has closed its end.
+  std::string read_all() const {
+    close(user);
+    std::string text;
+    char buffer[4096];
+    for (ssize_t n = 0; (n = read(keeper, buffer, sizeof buffer)) > 0;)
+      text.append(buffer, static_cast<std::size_t>(n));
+    close(keeper);
+    return text;
+  }
+  int keeper = -1, user = -1;
+};
+
 }  // namespace
 
 Outcome run_cuboid(const std::vector<std::string>& words, const Surroundings& surroundings) {
@@ -29,21 +50,32 @@ Outcome run_cuboid(const std::vector<std::string>& words, const Surroundings& su
   std::vector<char*> arguments = {const_cast<char*>("cuboid")};
   for (const auto& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
+  std::optional<Terminal> terminal;
+  if (surroundings.terminal_columns > 0) terminal.emplace(surroundings.terminal_columns);
   const pid_t child = fork();
   if (child == 0) {
     if (!surroundings.folder.empty() && chdir(surroundings.folder.c_str()) != 0) _exit(126);
     redirect("/dev/null", STDIN_FILENO);
     redirect(out, STDOUT_FILENO);
-    redirect(err, STDERR_FILENO);
+    if (terminal) {
+      close(terminal->keeper);
+      if (dup2(terminal->user, STDERR_FILENO) < 0) _exit(126);
+      setenv("TERM", "xterm", 1);
+      setenv("LC_ALL", "C.UTF-8", 1);
+      unsetenv("NO_COLOR");
+    } else {
+      redirect(err, STDERR_FILENO);
+    }
     execv(CUBOID_PROGRAM, arguments.data());
     _exit(127);
   }
   int status = 0;
-  if (child < 0 || waitpid(child, &status, 0) != child) throw std::runtime_error("cannot run " CUBOID_PROGRAM);
   Outcome outcome;
+  if (terminal) outcome.err = terminal->read_all();
+  if (child < 0 || waitpid(child, &status, 0) != child) throw std::runtime_error("cannot run " CUBOID_PROGRAM);
   outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   if (surroundings.standard_output.empty()) outcome.out = read_file(out);
-  outcome.err = read_file(err);
+  if (!terminal) outcome.err = read_file(err);
   fs::remove_all(folder);
   return outcome;
 }

@@ -18,6 +18,7 @@ struct Outcome {
 struct Surroundings {
   std::filesystem::path folder = {};  ///< to run in; empty: this one
   std::string standard_output = {};   ///< file to write to instead of catching it
+  int terminal_columns = 0;           ///< over 0: standard error is a terminal so wide
 };
 
 /// Runs build/bin/cuboid with these words.

@@ -212,6 +212,21 @@ TEST(Train, ValidationIsReported) {
   EXPECT_THAT(outcome.out, HasSubstr("weights hash      "));
 }
 
+// On a terminal: a line redrawn in place, and messages on lines of their own.
+TEST(Train, ProgressBarOnATerminal) {
+  constexpr int kColumns = 72;
+  const Outcome outcome =
+      run_cuboid({"train", "--model", oracle("gpt2-tiny"), "--data", oracle("gpt2-tiny") + "/tokens.bin", "--seq-len",
+                  "16", "--steps", "8", "--validation-fraction", "0.01", "--eval-every", "4"},
+                 {.terminal_columns = kColumns});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("\r\x1b[Kcuboid: step 4: validation loss "));
+  EXPECT_THAT(outcome.err, HasSubstr("8/8 \x1b[36m━"));
+  EXPECT_THAT(outcome.err, HasSubstr("  in 0:0"));
+  EXPECT_THAT(outcome.err, ::testing::EndsWith("\n"));
+  EXPECT_THAT(outcome.err, Not(HasSubstr("step 8/8: loss")));
+}
+
 TEST(Train, StopsWhenTheLossIsNotANumber) {
   const Words words = {"train",
                        "--model",

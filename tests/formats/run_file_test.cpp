@@ -72,6 +72,10 @@ RunConfig any_run() {
   run.deadline = *finite();
   run.stop_on_nan = *arbitrary<bool>();
   run.timeline = *arbitrary<bool>();
+  run.checkpoint_every = *arbitrary<int>();
+  run.keep = *arbitrary<int>();
+  run.async_save = *arbitrary<bool>();
+  run.max_seconds = *finite();
   run.out = *text();
   run.dump_grads = *text();
   return run;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "cuboid/value/run_config.h"
 
@@ -18,6 +19,16 @@ std::string write_run_file(const RunConfig& run);
 /// wrong
 ///         type or out of the type's range. Whether the values make sense together is checked by the trainer.
 RunConfig parse_run_file(const std::string& text, const std::string& source);
+
+/// A setting in which two runs differ, its values as the run file writes them.
+struct SettingDifference {
+  std::string section;  ///< of the run file: "Process grid", "Training", …
+  std::string key;
+  std::string stored;
+  std::string now;
+};
+/// In the order of the run file; empty if the runs are equal.
+std::vector<SettingDifference> compare_runs(const RunConfig& stored, const RunConfig& now);
 
 /// parse_run_file on a file.
 RunConfig read_run_file(const std::string& path);

@@ -24,11 +24,18 @@ class Optimizer {
   /// @param gradient_scale  from clipping_factor
   void step(double lr, double gradient_scale);
 
- private:
+  /// What is kept of a bucket between steps.
   struct Moments {
     const ParameterBucket* bucket;
-    Tensor m, v;  // (part)
+    Tensor m, v;  ///< (part), where the parameters' owned stretches lie as in the bucket; undefined for SGD
   };
+  /// Of every bucket with values of its own.
+  const std::vector<Moments>& moments() const { return moments_; }
+  /// Updates done, which the bias correction counts; set when moments are loaded.
+  int steps() const { return steps_; }
+  void set_steps(int steps) { steps_ = steps; }
+
+ private:
   void update(const Moments& state, const Parameter& parameter, double lr, double gradient_scale) const;
 
   Device device_;

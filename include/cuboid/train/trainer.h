@@ -10,6 +10,7 @@
 
 #include "cuboid/comm/processes.h"
 #include "cuboid/runtime/memory.h"
+#include "cuboid/train/checkpointing.h"
 #include "cuboid/value/model_config.h"
 #include "cuboid/value/run_config.h"
 
@@ -41,7 +42,8 @@ struct StepMetrics {
 };
 
 struct TrainResult {
-  int steps = 0;
+  int steps = 0;       ///< done in all, those before a checkpoint included
+  int first_step = 0;  ///< that this run did: 0, or where its checkpoint was
   double final_loss = 0;
   std::optional<double> validation_loss;  ///< the last one measured
   std::int64_t params = 0;
@@ -50,12 +52,15 @@ struct TrainResult {
   double bubble_fraction = 0;    ///< mean over all steps but the first
   std::string weights_hash;      ///< 16 hex digits over all weights in global name and element order
   bool nan_stop = false;         ///< ended early by --stop-on-nan
+  bool stopped = false;          ///< ended early because stop_wanted or --max-seconds said so
 };
 
 struct TrainEvents {
   std::function<void(const RunStart&)> on_start;
   std::function<void(const StepMetrics&)> on_step;
   std::function<void(int step, double loss)> on_validation;
+  std::function<void(const Position&, const std::string& path)> on_checkpoint;  ///< one has become visible
+  std::function<bool()> stop_wanted;  ///< asked after each step: save, if there is an output folder, and end
   /// After a failure: a report a rank, as RankOptions says.
   std::function<void(const std::vector<std::string>&)> on_failure;
 };
@@ -66,10 +71,13 @@ struct Fabric {
   int ranks_per_process = 1;
 };
 
-/// Trains. Writes only what the config names: dump_grads, and out/timeline.json with timeline.
+/// Trains. Writes only what the config names: dump_grads, and in out checkpoints/ and, with timeline, timeline.json.
+/// @param checkpoint  to go on from, on any grid: steps, samples, weights and moments continue, the rest is the
+/// config's;
+///                    null: from the start
 /// @throws Error{request} for anything wrong with the request, before threads start or memory is allocated by it;
 ///         Error{failed} or Error{deadline} for a run that broke, naming the rank.
 TrainResult train(const RunConfig& run, const ModelConfig& model, const TrainEvents& events = {},
-                  const Fabric& fabric = {});
+                  const Checkpoint* checkpoint = nullptr, const Fabric& fabric = {});
 
 }  // namespace cuboid

@@ -12,6 +12,13 @@
 
 namespace cuboid {
 
+/// The name under which a folder holds a Hugging Face tensor: GPT-2's published files leave out "transformer.".
+std::string name_in(const WeightFolder& folder, const std::string& name);
+
+/// Global rows of the parameter that the Hugging Face tensor covers, and the shape in which it is stored.
+Range covered_rows(const HfTensor& hf, const ParameterInfo& info);
+Shape stored_shape(const HfTensor& hf, const ParameterInfo& info);
+
 /// Adds every reason why the folder does not hold this model's weights: missing tensors, wrong shapes, an untied model
 /// without an output head, a tied one whose stored head differs from its embedding. Reads headers (and, for a stored
 /// tied head, its values) only.

@@ -72,8 +72,12 @@ struct RunConfig {
   double deadline = 600;  ///< longest wait for another rank, in seconds
   bool stop_on_nan = false;
   bool timeline = false;
-  std::string out;         ///< folder of metrics, run.toml, timeline; empty: none
-  std::string dump_grads;  ///< file for the first step's gradient norms; empty: none
+  int checkpoint_every = 0;  ///< steps between checkpoints in out; 0: only when the run is told to stop
+  int keep = 0;              ///< newest checkpoints kept; 0: all
+  bool async_save = false;   ///< checkpoints are written while training goes on
+  double max_seconds = 0;    ///< save and stop at the first step boundary after this time; 0: no limit
+  std::string out;           ///< folder of metrics, run.toml, timeline; empty: none
+  std::string dump_grads;    ///< file for the first step's gradient norms; empty: none
 
   friend bool operator==(const RunConfig&, const RunConfig&) = default;
   /// Micro-batches a data-parallel rank runs in a step: global / (dp × micro). @pre divisible (checked at start-up)

@@ -1,0 +1,177 @@
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "cuboid/formats/durable.h"
+#include "cuboid/train/checkpointing.h"
+
+namespace cuboid {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Every rank's text on every rank, in rank order.
+std::vector<std::string> gather_texts(RankContext& context, const std::string& text) {
+  constexpr std::int64_t kWord = sizeof(std::int64_t);
+  const auto size = static_cast<std::int64_t>(text.size());
+  const Tensor longest = context.device.zeros({1}, DType::int64, Category::workspace);
+  *longest.data<std::int64_t>() = size;
+  all_reduce_in_place(*context.world, longest, ReduceOp::max);
+  const std::int64_t words = 1 + (*longest.data<std::int64_t>() + kWord - 1) / kWord;  // size, then the text
+  const Tensor mine = context.device.zeros({words}, DType::int64, Category::workspace);
+  const Tensor all = context.device.zeros({words * context.size}, DType::int64, Category::workspace);
+  *mine.data<std::int64_t>() = size;
+  std::memcpy(mine.data<std::int64_t>() + 1, text.data(), text.size());
+  context.world->all_gather(mine, all).wait();
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < context.size; ++rank) {
+    const std::int64_t* words_of_rank = all.data<std::int64_t>() + rank * words;
+    texts.emplace_back(reinterpret_cast<const char*>(words_of_rank + 1), static_cast<std::size_t>(*words_of_rank));
+  }
+  return texts;
+}
+
+}  // namespace
+
+/// A copy of this rank's part, and the thread that writes it.
+struct CheckpointWriter::Background {
+  std::vector<float> numbers;
+  std::vector<SliceToWrite> slices;  // pointing into numbers
+  CheckpointIndex part;
+  std::exception_ptr fault;
+  std::atomic<bool> done = false;
+  std::thread thread;
+
+  ~Background() {
+    if (thread.joinable()) thread.join();
+  }
+  /// Copies, keeping the memory of an earlier copy.
+  void take(std::vector<SliceToWrite> from) {
+    slices = std::move(from);
+    std::int64_t total = 0;
+    for (const SliceToWrite& slice : slices) total += slice.slice.elements();
+    numbers.resize(static_cast<std::size_t>(total));
+    float* to = numbers.data();
+    for (SliceToWrite& slice : slices) {
+      std::copy(slice.data, slice.data + slice.slice.elements(), to);
+      slice.data = std::exchange(to, to + slice.slice.elements());
+    }
+  }
+};
+
+CheckpointWriter::CheckpointWriter(RankContext& context, const RunConfig& run, const ModelConfig& model,
+                                   const ParameterStore& store, const Optimizer& optimizer, std::string folder,
+                                   std::function<void(const Position&, const std::string&)> on_visible)
+    : context_(context),
+      run_(run),
+      model_(model),
+      store_(store),
+      optimizer_(optimizer),
+      folder_(std::move(folder)),
+      on_visible_(std::move(on_visible)) {}
+
+CheckpointWriter::~CheckpointWriter() = default;
+
+std::string CheckpointWriter::temporary_folder() const {
+  return (fs::path(folder_) / checkpoint_name(in_flight_->step)).string() + ".tmp";
+}
+
+void CheckpointWriter::begin(const Position& position) {
+  in_flight_ = position;
+  optimizer_steps_ = optimizer_.steps();
+  if (context_.rank == 0) {
+    std::error_code fault;
+    fs::create_directories(folder_, fault);
+    if (!fault) {
+      remove_partial_checkpoints(folder_);
+      fs::create_directory(temporary_folder(), fault);
+    }
+    if (fault) {
+      throw Error(ErrorKind::failed, fmt::format("{}: cannot be created: {}", temporary_folder(), fault.message()));
+    }
+  }
+  context_.world->barrier();
+}
+
+void CheckpointWriter::save(const Position& position) {
+  finish();
+  begin(position);
+  std::vector<SliceToWrite> slices = slices_to_write(store_, optimizer_);
+  if (!run_.async_save) return commit(write(slices));
+  if (!background_) background_ = std::make_unique<Background>();
+  Background& job = *background_;
+  job.take(std::move(slices));
+  job.done = false;
+  job.fault = nullptr;
+  job.thread = std::thread([this, &job] {
+    try {
+      job.part = write(job.slices);
+    } catch (...) {
+      job.fault = std::current_exception();
+    }
+    job.done = true;
+  });
+}
+
+bool CheckpointWriter::writing() const {
+  return in_flight_ && background_ && !background_->done;
+}
+
+void CheckpointWriter::finish() {
+  if (!in_flight_) return;
+  background_->thread.join();
+  if (background_->fault) std::rethrow_exception(background_->fault);
+  commit(background_->part);
+}
+
+CheckpointIndex CheckpointWriter::write(const std::vector<SliceToWrite>& slices) const {
+  // A rank that owns nothing (all its elements are other ranks' to write) leaves no file.
+  if (slices.empty()) return {};
+  return write_checkpoint_file(temporary_folder(), fmt::format("rank_{:05}.safetensors", context_.rank), slices);
+}
+
+void CheckpointWriter::commit(const CheckpointIndex& part) {
+  // Once all have sent their part, all files are on the disk.
+  const std::vector<std::string> parts = gather_texts(context_, write_checkpoint_index(part));
+  const Position position = *in_flight_;
+  if (context_.rank == 0) {
+    CheckpointIndex index;
+    index.step = position.step;
+    index.samples = position.samples;
+    index.loss = position.loss;
+    index.seed = run_.seed;
+    index.optimizer_steps = optimizer_steps_;
+    for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+      merge_index(index, read_partial_index(parts[rank], fmt::format("rank {}'s part of the index", rank)));
+    }
+    Problems problems;
+    check_coverage(index, temporary_folder(), problems);
+    CUBOID_CHECK(problems.empty(), "slices of a checkpoint: " + problems.reasons().front());
+    write_checkpoint_end(temporary_folder(), std::move(index), model_, &run_);
+    const std::string path = (fs::path(folder_) / checkpoint_name(position.step)).string();
+    replace_folder(temporary_folder(), path);
+    switch_link((fs::path(folder_) / Checkpoint::kLatestName).string(), checkpoint_name(position.step));
+    remove_old();
+    if (on_visible_) on_visible_(position, path);
+  }
+  // Nobody leaves, or saves again, before it is visible.
+  context_.world->barrier();
+  in_flight_.reset();
+}
+
+void CheckpointWriter::remove_old() const {
+  if (run_.keep == 0) return;
+  const auto all = list_checkpoints(folder_);
+  const std::string latest = checkpoint_name(in_flight_->step);
+  auto excess = static_cast<std::int64_t>(all.size()) - run_.keep;
+  for (const std::string& path : all) {
+    if (excess-- <= 0) break;
+    // After a return to an earlier step, older runs' later checkpoints are the newest by number.
+    if (fs::path(path).filename() != latest) remove_folder(path);
+  }
+}
+
+}  // namespace cuboid
