@@ -85,12 +85,14 @@ std::string print_form(const LaunchForm& form, const Request& request) {
   return line + "\n";
 }
 
-int run_form(const LaunchForm& form, const Request& request) {
+int run_form(const LaunchForm& form, const Request& request, bool can_resume) {
   const auto path = std::filesystem::temp_directory_path() / fmt::format("cuboid-{}.rankfile", getpid());
   write_rank_file(path.string(), rank_file(form));
   auto words = mpirun_words(form, path.string());
   words.insert(words.begin() + 1, {"--oversubscribe", "--tag-output"});
-  const int status = supervise(words, request.max_restarts);
+  auto again = words;
+  if (can_resume) again.insert(again.end(), {"--resume", "auto"});  // a restart goes on where the run was saved
+  const int status = supervise(words, again, request.max_restarts);
   std::error_code ignored;
   std::filesystem::remove(path, ignored);
   return status;
@@ -132,7 +134,7 @@ int launch_command(const Arguments& arguments) {
   form.ranks_per_process = draft.ranks_per_process;
   form.cores_per_process = request.cores;
   for (const auto& note : form.placement.notes) log::warning(note);
-  if (request.run) return run_form(form, request);
+  if (request.run) return run_form(form, request, !run.out.empty() && draft.resume.empty());
   fmt::print("{}", print_form(form, request));
   return 0;
 }

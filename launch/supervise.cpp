@@ -123,19 +123,20 @@ int exit_status_of(int wait_status) {
 
 }  // namespace
 
-int supervise(const std::vector<std::string>& words, int max_restarts) {
+int supervise(const std::vector<std::string>& words, const std::vector<std::string>& again, int max_restarts) {
   struct sigaction action = {};
   action.sa_handler = pass_on;
   for (int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) sigaction(signal, &action, nullptr);
   for (int restarts = 0;; ++restarts) {
-    const int wait_status = run_once(words);
+    const int wait_status = run_once(restarts == 0 ? words : again);
     const int status = exit_status_of(wait_status);
     if (status == 0 || status == 2) return status;
     const std::string how = WIFEXITED(wait_status) ? fmt::format("status {}", WEXITSTATUS(wait_status))
                                                    : fmt::format("signal {}", WTERMSIG(wait_status));
     if (g_told_to_end != 0 || restarts == max_restarts) {
-      log::error(fmt::format("the run ended with {}{}", how,
-                             restarts > 0 ? fmt::format(", after {} restarts", restarts) : ""));
+      log::error(
+          fmt::format("the run ended with {}{}", how,
+                      restarts > 0 ? fmt::format(", after {} restart{}", restarts, restarts > 1 ? "s" : "") : ""));
       return status;
     }
     log::warning(fmt::format("the run ended with {}; restart {} of {}", how, restarts + 1, max_restarts));

@@ -10,6 +10,7 @@ namespace cuboid::launch {
 ///   others to standard error as "process 3: …". SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 are passed on; the first two
 ///   also end the restarts.
 /// @returns 0, 2 (the request is wrong: not tried again), 4 (a deadline), or 3 for any other failure
-int supervise(const std::vector<std::string>& words, int max_restarts);
+/// @param again  the words of a restart
+int supervise(const std::vector<std::string>& words, const std::vector<std::string>& again, int max_restarts);
 
 }  // namespace cuboid::launch

@@ -52,8 +52,8 @@ std::vector<json> metrics_in(const std::string& folder) {
 
 // No process of this name and these words is left.
 void expect_nobody_left(const std::string& words) {
-  const Ended left = shell("sleep 0.3; pgrep -f -- '" + words + "' | grep -vx $$ | wc -l");
-  EXPECT_EQ(std::atoi(left.out.c_str()), 0) << shell("pgrep -af -- '" + words + "'").out;
+  const Ended left = shell("sleep 0.3; pgrep -fc '^[^ ]*cuboid .*" + words + "'");
+  EXPECT_EQ(std::atoi(left.out.c_str()), 0) << shell("pgrep -af '" + words + "'").out;
 }
 
 TEST(Job, TheOracleOnEightProcessesAndOnTwoOfFourRanks) {
@@ -106,11 +106,11 @@ TEST(Job, ARefusalByOneProcessEndsAll) {
 }
 
 TEST(Job, AKilledRankEndsTheRun) {
-  const std::string mark = "--seed 90001";
-  const Ended ended =
-      shell("$MPIRUN -n 4 $CUBOID " + long_run("--tp 2 --pp 2 " + mark) + " & sleep 3; kill -KILL $(pgrep -f '" + mark +
-            "' | xargs -I{} sh -c 'grep -qz OMPI_COMM_WORLD_RANK=2 /proc/{}/environ 2>/dev/null && echo {}'); "
-            "wait $!");
+  const std::string mark = "seed 90001";
+  const Ended ended = shell(
+      "$MPIRUN -n 4 $CUBOID " + long_run("--tp 2 --pp 2 --" + mark) + " & sleep 3; kill -KILL $(pgrep -f '" + mark +
+      "' | xargs -I{} sh -c 'grep -qz OMPI_COMM_WORLD_RANK=2 /proc/{}/environ 2>/dev/null && echo {}'); "
+      "wait $!");
   // mpirun reports a signal in its own way; what runs under it says where everybody was.
   EXPECT_NE(ended.status, 0);
   EXPECT_LT(ended.seconds, 13.0);
@@ -119,11 +119,11 @@ TEST(Job, AKilledRankEndsTheRun) {
 }
 
 TEST(Job, AStoppedRankEndsTheRunWithinTenSeconds) {
-  const std::string mark = "--seed 90002";
-  const Ended ended =
-      shell("$MPIRUN -n 4 $CUBOID " + long_run("--tp 2 --pp 2 " + mark) + " & sleep 3; kill -STOP $(pgrep -f '" + mark +
-            "' | xargs -I{} sh -c 'grep -qz OMPI_COMM_WORLD_RANK=3 /proc/{}/environ 2>/dev/null && echo {}'); "
-            "wait $!");
+  const std::string mark = "seed 90002";
+  const Ended ended = shell(
+      "$MPIRUN -n 4 $CUBOID " + long_run("--tp 2 --pp 2 --" + mark) + " & sleep 3; kill -STOP $(pgrep -f '" + mark +
+      "' | xargs -I{} sh -c 'grep -qz OMPI_COMM_WORLD_RANK=3 /proc/{}/environ 2>/dev/null && echo {}'); "
+      "wait $!");
   EXPECT_EQ(ended.status, 3) << ended.err;
   EXPECT_LT(ended.seconds, 13.0);
   EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 3 on host"), HasSubstr("no sign of life"), HasSubstr("rank 0 waits"),
@@ -152,9 +152,9 @@ TEST(Launch, RunsTagsAndRestarts) {
   ASSERT_EQ(good.status, 0) << good.err;
   EXPECT_EQ(json::parse(good.out).at("world"), 2);
   EXPECT_THAT(good.err, HasSubstr("process 0: cuboid: "));
-  const std::string mark = "--seed 90003";
+  const std::string mark = "seed 90003";
   const Ended killed =
-      shell("$CUBOID launch --run --max-restarts 1 " + long_run("--dp 2 " + mark) +
+      shell("$CUBOID launch --run --max-restarts 1 " + long_run("--dp 2 --" + mark) +
             " & for i in 1 2; do sleep 4; kill -KILL $(pgrep -f '" + mark +
             "' | xargs -I{} sh -c 'grep -qz OMPI_COMM_WORLD_RANK=1 /proc/{}/environ 2>/dev/null && echo {}'); done; "
             "wait $!");

@@ -151,7 +151,7 @@ class SpanGroup : public std::enable_shared_from_this<SpanGroup> {
   std::vector<Ints> members_;       // by process, ascending
   Ints local_index_;                // by member; -1: elsewhere
   int here_ = 0;                    // index of this process
-  std::size_t most_members_ = 0;    // of any process
+  bool in_stretches_ = false;       // large reductions go from stretch to stretch
   std::vector<Stretch> stretches_;  // in ascending order of members
   Ints way_back_;                   // processes as a result of the last stretch visits them
 

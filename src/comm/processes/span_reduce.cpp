@@ -1,7 +1,7 @@
-// Large reductions of groups with several members a process. The chunks of a sum travel through the stretches of
-// consecutive members in ascending order: each process adds its members to the partial sum that the one before sends.
-// The result goes back through the processes (all_reduce) or to the owner of its part (reduce_scatter). A link carries
-// each byte once in each direction at the same time, whatever the number of members a process; and the order of
+// Large reductions of groups with several members a process or host. The chunks of a sum travel through the stretches
+// of consecutive members in ascending order: each process adds its members to the partial sum that the one before
+// sends. The result goes back through the processes (all_reduce) or to the owner of its part (reduce_scatter). A link
+// carries each byte once in each direction at the same time, whatever the number of members a process; and the order of
 // summation, so every bit, is that of one process. The price is a latency that grows with the number of processes,
 // which chunks that follow each other hide in large messages.
 #include <algorithm>
@@ -35,7 +35,7 @@ SpanGroup::Way SpanGroup::way_of(const Call& call) const {
   if (call.kind != CallKind::all_reduce && !scatter) return Way::exchange;
   const std::int64_t bytes = call.count * (scatter ? size() : 1) * static_cast<std::int64_t>(size_of(call.dtype));
   if (bytes <= kSmallBytes) return Way::exchange;
-  if (most_members_ > 1) return Way::stretches;
+  if (in_stretches_) return Way::stretches;
   return scatter ? Way::exchange : Way::slices;
 }
 
