@@ -107,27 +107,21 @@ TEST(Job, ARefusalByOneProcessEndsAll) {
 
 TEST(Job, AKilledRankEndsTheRun) {
   const std::string mark = "seed 90001";
-  const Ended ended = shell(
-      "$MPIRUN -n 4 $CUBOID " + long_run("--tp 2 --pp 2 --" + mark) + " & sleep 3; kill -KILL $(pgrep -f '" + mark +
-      "' | xargs -I{} sh -c 'grep -qz OMPI_COMM_WORLD_RANK=2 /proc/{}/environ 2>/dev/null && echo {}'); "
-      "wait $!");
+  const Ended ended = shell_and_signal("$MPIRUN -n 4 $CUBOID ", long_run("--tp 2 --pp 2 --" + mark), mark, 2, "KILL");
   // mpirun reports a signal in its own way; what runs under it says where everybody was.
   EXPECT_NE(ended.status, 0);
-  EXPECT_LT(ended.seconds, 13.0);
+  EXPECT_LT(ended.seconds, 10.0);
   EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 2"), HasSubstr("waits"), HasSubstr("on host")));
   expect_nobody_left(mark);
 }
 
 TEST(Job, AStoppedRankEndsTheRunWithinTenSeconds) {
   const std::string mark = "seed 90002";
-  const Ended ended = shell(
-      "$MPIRUN -n 4 $CUBOID " + long_run("--tp 2 --pp 2 --" + mark) + " & sleep 3; kill -STOP $(pgrep -f '" + mark +
-      "' | xargs -I{} sh -c 'grep -qz OMPI_COMM_WORLD_RANK=3 /proc/{}/environ 2>/dev/null && echo {}'); "
-      "wait $!");
+  const Ended ended = shell_and_signal("$MPIRUN -n 4 $CUBOID ", long_run("--tp 2 --pp 2 --" + mark), mark, 3, "STOP");
   EXPECT_EQ(ended.status, 3) << ended.err;
-  EXPECT_LT(ended.seconds, 13.0);
+  EXPECT_LT(ended.seconds, 10.0);
   EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 3 on host"), HasSubstr("no sign of life"), HasSubstr("rank 0 waits"),
-                               HasSubstr("rank 2 waits"), HasSubstr("in action")));
+                               HasSubstr("rank 2 waits"), HasSubstr("in action"), HasSubstr("failure.txt")));
   expect_nobody_left(mark);
 }
 
@@ -154,10 +148,7 @@ TEST(Launch, RunsTagsAndRestarts) {
   EXPECT_THAT(good.err, HasSubstr("process 0: cuboid: "));
   const std::string mark = "seed 90003";
   const Ended killed =
-      shell("$CUBOID launch --run --max-restarts 1 " + long_run("--dp 2 --" + mark) +
-            " & for i in 1 2; do sleep 4; kill -KILL $(pgrep -f '" + mark +
-            "' | xargs -I{} sh -c 'grep -qz OMPI_COMM_WORLD_RANK=1 /proc/{}/environ 2>/dev/null && echo {}'); done; "
-            "wait $!");
+      shell_and_signal("$CUBOID launch --run --max-restarts 1 ", long_run("--dp 2 --" + mark), mark, 1, "KILL", 2);
   EXPECT_EQ(killed.status, 3) << killed.err;
   EXPECT_THAT(killed.err, AllOf(HasSubstr("restart 1 of 1"), HasSubstr("after 1 restart")));
   expect_nobody_left(mark);
