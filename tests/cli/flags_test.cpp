@@ -266,8 +266,6 @@ TEST(TrainFlags, FaultsOfFlagsFileAndGridTogether) {
                   "--dtype bfloat16: this version computes in float32; use float32",
                   "--device cuda: this version runs on the CPU; use auto or cpu",
                   "--fabric mpl: not one of auto, threads, mpi",
-                  "--zero 1: this version shards no optimizer state, gradients or parameters; use 0",
-                  "--recompute full: this version keeps every activation; use none",
                   "--stage-layers 3,,4: not a whole number", "--lr-schedule cosin: not one of constant, cosine, linear",
                   "--order tp-xp: 'xp' is not an axis; the axes are tp, cp, ep, dp, pp"));
 }

@@ -14,8 +14,9 @@
 namespace cuboid::detail {
 namespace {
 
-// Elements a chunk: small enough to overlap the hops, large enough that their cost does not matter.
-constexpr std::int64_t kChunk = 32 << 10;
+// Bytes of a chunk. Below the 64 KiB up to which Open MPI sends over TCP at once: larger messages ask first, and the
+// answer would wait behind all chunks that go the other way, so that the two directions take turns.
+constexpr std::int64_t kChunkBytes = 48 << 10;
 // Bytes of one member's input up to which latency matters more: everybody gets everything in one step.
 constexpr std::int64_t kSmallBytes = 16 << 10;
 
@@ -24,8 +25,12 @@ DType type_of_partial(DType dtype) {
   return dtype == DType::bfloat16 ? DType::float32 : dtype;
 }
 
-std::int64_t chunks_in(std::int64_t count) {
-  return (count + kChunk - 1) / kChunk;
+std::int64_t elements_a_chunk(const Call& call) {
+  return kChunkBytes / static_cast<std::int64_t>(size_of(type_of_partial(call.dtype)));
+}
+
+std::int64_t chunks_in(const Call& call) {
+  return (call.count + elements_a_chunk(call) - 1) / elements_a_chunk(call);
 }
 
 }  // namespace
@@ -56,7 +61,7 @@ std::int64_t SpanGroup::expected_chunks(const SpanOperation& op) const {
   const bool scatter = op.call.kind == CallKind::reduce_scatter;
   const std::int64_t parts = scatter ? size() : 1;
   const std::int64_t results = scatter ? static_cast<std::int64_t>(locals()) : 1;
-  return chunks_in(op.call.count) * (parts * own_stretches + results);
+  return chunks_in(op.call) * (parts * own_stretches + results);
 }
 
 void SpanGroup::start_chunks(SpanOperation& op) {
@@ -64,7 +69,7 @@ void SpanGroup::start_chunks(SpanOperation& op) {
   if (way_of(op.call) != Way::stretches || stretches_.front().process != here_) return;
   const std::int64_t parts = op.call.kind == CallKind::reduce_scatter ? size() : 1;
   // Chunk by chunk over all parts, so that no part's owner waits for all others.
-  for (std::int64_t offset = 0; offset < op.call.count; offset += kChunk) {
+  for (std::int64_t offset = 0; offset < op.call.count; offset += elements_a_chunk(op.call)) {
     for (std::int64_t part = 0; part < parts; ++part) add_stretch(op, 0, part, offset, nullptr);
   }
 }
@@ -89,7 +94,7 @@ void SpanGroup::add_stretch(SpanOperation& op, int stage, std::int64_t part, std
                             const std::byte* partial) {
   const Stretch& stretch = stretches_[static_cast<std::size_t>(stage)];
   const bool last = stage + 1 == static_cast<int>(stretches_.size());
-  const std::int64_t count = std::min(kChunk, op.call.count - offset);
+  const std::int64_t count = std::min(elements_a_chunk(op.call), op.call.count - offset);
   const DType dtype = op.call.dtype;
   const DType sum_type = type_of_partial(dtype);
   const auto width = static_cast<std::int64_t>(size_of(dtype));
@@ -135,7 +140,7 @@ void SpanGroup::add_stretch(SpanOperation& op, int stage, std::int64_t part, std
 void SpanGroup::pass_result(SpanOperation& op, int place, std::int64_t part, std::int64_t offset,
                             const std::shared_ptr<Buffer>& chunk) {
   const auto width = static_cast<std::int64_t>(size_of(op.call.dtype));
-  const std::int64_t bytes = std::min(kChunk, op.call.count - offset) * width;
+  const std::int64_t bytes = std::min(elements_a_chunk(op.call), op.call.count - offset) * width;
   const auto* data = static_cast<const std::byte*>(chunk->data());
   Header header = this->header(op, ParcelKind::result);
   header.stage = place + 1;
