@@ -13,6 +13,7 @@ int checkpoint_command(const Arguments& arguments);
 int train_command(const Arguments& arguments);
 int launch_command(const Arguments& arguments);
 int doctor_command(const Arguments& arguments);
+int data_command(const Arguments& arguments);
 int models_command(const Arguments& arguments);
 int schedule_command(const Arguments& arguments);
 

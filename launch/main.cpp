@@ -28,6 +28,7 @@ constexpr Command kCommands[] = {
     {"doctor", "report what this machine has for training and what is missing", doctor_command},
     {"launch", "start a training run on several hosts: mpirun, Slurm or Kubernetes", launch_command},
     {"checkpoint", "inspect, verify, compare and convert checkpoints", checkpoint_command},
+    {"data", "build token files from text, or look into them", data_command},
     {"models", "list the model presets, or describe one", models_command},
     {"schedule", "generate, check, time and draw a pipeline schedule", schedule_command},
 };

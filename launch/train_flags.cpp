@@ -30,10 +30,15 @@ void add_model_and_data_flags(Flags& flags, RunConfig& run) {
 
   flags.section("Data");
   flags.add(
-      "data", "PATH...", "", "text files or folders of them (a token a byte), or .bin token files (uint16)",
+      "data", "PATH...", "",
+      "text files or folders of them (a token a byte), .bin token files (uint16) or Megatron prefixes: one stream; or "
+      "a blend: WEIGHT PATH WEIGHT PATH...",
       [&run](const Flags::Values& v) { run.data.paths = v; }, true);
   flags.choice<DataFormat>("data-format", run.data.format,
-                           {{"auto", DataFormat::automatic}, {"text", DataFormat::text}, {"bin", DataFormat::bin}},
+                           {{"auto", DataFormat::automatic},
+                            {"text", DataFormat::text},
+                            {"bin", DataFormat::bin},
+                            {"megatron", DataFormat::megatron}},
                            "what the files hold; auto looks at each file's name and header");
   flags.choice<DataOrder>("data-order", run.data.order,
                           {{"sequential", DataOrder::sequential}, {"shuffled", DataOrder::shuffled}},

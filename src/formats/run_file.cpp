@@ -23,8 +23,10 @@ struct Choice {
   Enum value;
   const char* name;
 };
-constexpr Choice<DataFormat> kDataFormats[] = {
-    {DataFormat::automatic, "auto"}, {DataFormat::text, "text"}, {DataFormat::bin, "bin"}};
+constexpr Choice<DataFormat> kDataFormats[] = {{DataFormat::automatic, "auto"},
+                                               {DataFormat::text, "text"},
+                                               {DataFormat::bin, "bin"},
+                                               {DataFormat::megatron, "megatron"}};
 constexpr Choice<DataOrder> kDataOrders[] = {{DataOrder::sequential, "sequential"}, {DataOrder::shuffled, "shuffled"}};
 constexpr Choice<DType> kDTypes[] = {{DType::float32, "float32"}, {DType::bfloat16, "bfloat16"}};
 constexpr Choice<Recompute> kRecompute[] = {
@@ -41,8 +43,9 @@ void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Vis
   visit("model", "preset, config.json, or a folder that holds one", run.model);
   visit("weights", "folder of Hugging Face safetensors; empty: initialised from seed", run.weights);
   visit.section("Data");
-  visit("data", "text files or folders, .bin token files", run.data.paths);
-  visit("data-format", "auto, text or bin", run.data.format, kDataFormats);
+  visit("data", "text files or folders, .bin token files, Megatron prefixes; or weight, path, weight, path",
+        run.data.paths);
+  visit("data-format", "auto, text, bin or megatron", run.data.format, kDataFormats);
   visit("data-order", "sequential or shuffled", run.data.order, kDataOrders);
   visit("validation-fraction", "last part of the samples that is held out", run.data.validation_fraction);
   visit("eval-every", "steps between validation losses; 0: never", run.data.eval_every);

@@ -20,11 +20,11 @@ enum class Recompute {
 };
 enum class OptimizerKind { adamw, sgd };
 enum class LrSchedule { constant, cosine, linear };
-enum class DataFormat { automatic, text, bin };
+enum class DataFormat { automatic, text, bin, megatron };
 enum class DataOrder { sequential, shuffled };
 
 struct DataConfig {
-  std::vector<std::string> paths;
+  std::vector<std::string> paths;  ///< one stream; or WEIGHT PATH WEIGHT PATH …, a blend of data sets
   DataFormat format = DataFormat::automatic;
   DataOrder order = DataOrder::sequential;
   double validation_fraction = 0;
