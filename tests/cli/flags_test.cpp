@@ -211,8 +211,13 @@ TEST(TrainFlags, MakeARunConfig) {
                               "--timeline",
                               "--dump-grads",
                               "g",
+                              "--dtype",
+                              "bfloat16",
+                              "--reduce-dtype",
+                              "bfloat16",
                               "--stop-on-nan"});
   RunConfig expected;
+  expected.dtype = expected.reduce_dtype = DType::bfloat16;
   expected.model = "m";
   expected.weights = "w";
   expected.data = {{"d", "e"}, DataFormat::bin, DataOrder::shuffled, 0.125, 3, 17, "k"};
@@ -257,13 +262,13 @@ TEST(TrainFlags, FaultsOfFlagsFileAndGridTogether) {
   const std::string file = write_file("faulty.toml", "stepss = 3\n");
   std::vector<std::string> reasons;
   read({"--config",    file,       "--tpp",          "2",        "--order",       "tp-xp",  "--dtype",
-        "bfloat16",    "--device", "cuda",           "--fabric", "mpi",           "--zero", "1",
+        "float16",     "--device", "cuda",           "--fabric", "mpi",           "--zero", "1",
         "--recompute", "full",     "--stage-layers", "3,,4",     "--lr-schedule", "cosin"},
        &reasons);
   EXPECT_THAT(
       reasons,
       ElementsAre("--tpp: unknown flag; did you mean --tp?", HasSubstr("stepss"),
-                  "--dtype bfloat16: this version computes in float32; use float32",
+                  HasSubstr("--dtype float16: "),
                   "--device cuda: this version runs on the CPU; use auto or cpu",
                   "--fabric mpi: this version runs all ranks as threads of one process; use auto or threads",
                   "--zero 1: this version shards no optimizer state, gradients or parameters; use 0",
