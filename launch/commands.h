@@ -11,6 +11,7 @@ using Arguments = std::vector<std::string>;
 
 int checkpoint_command(const Arguments& arguments);
 int train_command(const Arguments& arguments);
+int data_command(const Arguments& arguments);
 int models_command(const Arguments& arguments);
 int schedule_command(const Arguments& arguments);
 

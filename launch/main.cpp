@@ -25,6 +25,7 @@ struct Command {
 constexpr Command kCommands[] = {
     {"train", "train a transformer on a tensor x pipeline x data grid", train_command},
     {"checkpoint", "inspect, verify, compare and convert checkpoints", checkpoint_command},
+    {"data", "build token files from text, or look into them", data_command},
     {"models", "list the model presets, or describe one", models_command},
     {"schedule", "generate, check, time and draw a pipeline schedule", schedule_command},
 };

@@ -7,6 +7,7 @@
 
 #include <unistd.h>
 
+#include "cuboid/formats/megatron.h"
 #include "cuboid/formats/run_file.h"
 
 namespace cuboid::launch {
@@ -50,7 +51,10 @@ void check_outputs(const RunConfig& run, Problems& problems) {
 }
 
 RunConfig with_absolute_paths(RunConfig run) {
-  for (auto& path : run.data.paths) path = absolute_if_there(path);
+  for (auto& path : run.data.paths) {
+    // A Megatron prefix is no file by itself.
+    path = MegatronIndex::is_pair(path) ? fs::absolute(path).lexically_normal().string() : absolute_if_there(path);
+  }
   run.data.mask_file = absolute_if_there(run.data.mask_file);
   run.weights = absolute_if_there(run.weights);
   // A preset's name is looked up before folders are: only what was read from a path becomes one.

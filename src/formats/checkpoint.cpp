@@ -164,6 +164,7 @@ void Checkpoint::read(const CheckpointTensor& tensor, std::span<const WantedRun>
     const Slice& s = stored.slice;
     if (s.end() <= first || s.start >= last) continue;
     const std::byte* data = data_of(stored);
+    std::int64_t taken = 0;
     for (std::int64_t i = 0; i < s.repeat; ++i) {
       const std::int64_t begin = s.start + i * s.stride;
       const std::int64_t end = begin + s.length;
@@ -174,7 +175,13 @@ void Checkpoint::read(const CheckpointTensor& tensor, std::span<const WantedRun>
         const std::int64_t count = std::min(end, run->global + run->count) - from;
         std::memcpy(out + run->to + (from - run->global), data + (i * s.length + from - begin) * 4,
                     static_cast<std::size_t>(count) * 4);
+        taken += count;
       }
+    }
+    // What is read whole is checked on the way; `verify` checks everything.
+    if (taken == s.elements() && checksum_of(data, static_cast<std::size_t>(taken) * 4) != stored.checksum) {
+      throw Error(ErrorKind::request,
+                  join_path(path_, stored.file) + ": is damaged: " + stored.entry + " does not have its checksum");
     }
   }
 }

@@ -84,7 +84,8 @@ bool MegatronIndex::is_pair(const std::string& path) {
   const std::string prefix = prefix_of(path);
   std::error_code ignored;
   if (!fs::is_regular_file(prefix + ".idx", ignored) || !fs::is_regular_file(prefix + ".bin", ignored)) return false;
-  const auto bytes = MappedFile::open(prefix + ".idx")->bytes();
+  const auto file = MappedFile::open(prefix + ".idx");
+  const auto bytes = file->bytes();
   const std::string_view head(reinterpret_cast<const char*>(bytes.data()), std::min(bytes.size(), kMagic.size()));
   // A file that was cut inside its header is one, too: it is refused with its fault.
   return head.size() >= kOldMagic.size() && (head == kMagic || head.starts_with(kOldMagic));
@@ -120,19 +121,19 @@ void MegatronIndex::check(const MappedFile& file, std::uint64_t bin_bytes) {
   }
   type_ = type_of(load<std::uint8_t>(bytes, 17), path);
   const auto sequences = load<std::uint64_t>(bytes, 18);
-  const auto documents = load<std::uint64_t>(bytes, 26);
+  const auto entries = load<std::uint64_t>(bytes, 26);
   // Counts against the size, in a way that no count can overflow.
   const std::uint64_t body = bytes.size() - kHeaderBytes;
-  const bool plausible = sequences <= body / kSequenceBytes && documents <= body / kDocumentBytes;
-  const std::uint64_t needed = plausible ? sequences * kSequenceBytes + documents * kDocumentBytes : 0;
+  const bool plausible = sequences <= body / kSequenceBytes && entries <= body / kDocumentBytes;
+  const std::uint64_t needed = plausible ? sequences * kSequenceBytes + entries * kDocumentBytes : 0;
   has_modes_ = plausible && body == needed + sequences && sequences > 0;
   if (!plausible || (body != needed && !has_modes_)) {
     refuse(path, fmt::format("says {} sequences and {} document boundaries, which do not fit its {} bytes", sequences,
-                             documents, bytes.size()));
+                             entries, bytes.size()));
   }
-  if (documents == 0) refuse(path, "has no document boundaries; the first must be 0");
+  if (entries == 0) refuse(path, "has no document boundaries; the first must be 0");
   sequences_ = static_cast<std::int64_t>(sequences);
-  document_entries_ = static_cast<std::int64_t>(documents);
+  document_entries_ = static_cast<std::int64_t>(entries);
   const auto width = static_cast<std::int64_t>(size_of(type_));
   std::int64_t at = 0;
   for (std::int64_t i = 0; i < sequences_; ++i) {

@@ -23,12 +23,15 @@ struct Choice {
   Enum value;
   const char* name;
 };
-constexpr Choice<DataFormat> kDataFormats[] = {
-    {DataFormat::automatic, "auto"}, {DataFormat::text, "text"}, {DataFormat::bin, "bin"}};
+constexpr Choice<DataFormat> kDataFormats[] = {{DataFormat::automatic, "auto"},
+                                               {DataFormat::text, "text"},
+                                               {DataFormat::bin, "bin"},
+                                               {DataFormat::megatron, "megatron"}};
 constexpr Choice<DataOrder> kDataOrders[] = {{DataOrder::sequential, "sequential"}, {DataOrder::shuffled, "shuffled"}};
 constexpr Choice<DType> kDTypes[] = {{DType::float32, "float32"}, {DType::bfloat16, "bfloat16"}};
 constexpr Choice<Recompute> kRecompute[] = {
     {Recompute::none, "none"}, {Recompute::selective, "selective"}, {Recompute::full, "full"}};
+constexpr Choice<Balance> kBalances[] = {{Balance::flops, "flops"}, {Balance::measured, "measured"}};
 constexpr Choice<OptimizerKind> kOptimizers[] = {{OptimizerKind::adamw, "adamw"}, {OptimizerKind::sgd, "sgd"}};
 constexpr Choice<LrSchedule> kLrSchedules[] = {
     {LrSchedule::constant, "constant"}, {LrSchedule::cosine, "cosine"}, {LrSchedule::linear, "linear"}};
@@ -41,8 +44,9 @@ void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Vis
   visit("model", "preset, config.json, or a folder that holds one", run.model);
   visit("weights", "folder of Hugging Face safetensors; empty: initialised from seed", run.weights);
   visit.section("Data");
-  visit("data", "text files or folders, .bin token files", run.data.paths);
-  visit("data-format", "auto, text or bin", run.data.format, kDataFormats);
+  visit("data", "text files or folders, .bin token files, Megatron prefixes; or weight, path, weight, path",
+        run.data.paths);
+  visit("data-format", "auto, text, bin or megatron", run.data.format, kDataFormats);
   visit("data-order", "sequential or shuffled", run.data.order, kDataOrders);
   visit("validation-fraction", "last part of the samples that is held out", run.data.validation_fraction);
   visit("eval-every", "steps between validation losses; 0: never", run.data.eval_every);
@@ -62,7 +66,9 @@ void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Vis
   visit.section("Pipeline");
   visit("schedule", "pipeline schedule", run.schedule);
   visit("virtual-stages", "stages a rank; 0: the schedule's own number", run.virtual_stages);
+  visit("max-activations", "most micro-batches of one stage that a rank may hold; 0: any number", run.max_activations);
   visit("stage-layers", "layers of each stage; empty: balanced by cost", run.stage_layers);
+  visit("balance", "costs that stages are balanced by: flops or measured", run.balance, kBalances);
   visit.section("Training");
   visit("dtype", "compute type, float32 or bfloat16", run.dtype, kDTypes);
   visit("reduce-dtype", "type of sums between ranks, float32, or bfloat16 to halve their bytes", run.reduce_dtype,

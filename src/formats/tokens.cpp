@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <type_traits>
 
 #include <fmt/format.h>
 
@@ -37,7 +38,7 @@ struct Layout {
   bool text = false;
   std::int64_t data_begin = 0;
   std::int64_t tokens = 0;
-  int width = 1;
+  TokenType type = TokenType::u8;
 };
 
 [[noreturn]] void refuse(const MappedFile& file, const std::string& reason) {
@@ -53,7 +54,7 @@ Layout text_layout(const MappedFile& file, bool sniff) {
                        "tokens all the same, --data-format bin reads token files",
                        zero - head.begin()));
   }
-  return {true, 0, static_cast<std::int64_t>(bytes.size()), 1};
+  return {true, 0, static_cast<std::int64_t>(bytes.size()), TokenType::u8};
 }
 
 /// A file whose first number is one of llm.c's.
@@ -84,7 +85,7 @@ Layout header_layout(const MappedFile& file, std::int32_t magic) {
     if (wide && body == count * 2) reason += "; that would be as many uint16 tokens";
     refuse(file, reason);
   }
-  return {false, static_cast<std::int64_t>(kHeaderBytes), count, width};
+  return {false, static_cast<std::int64_t>(kHeaderBytes), count, wide ? TokenType::u32 : TokenType::u16};
 }
 
 Layout bin_layout(const MappedFile& file) {
@@ -95,28 +96,13 @@ Layout bin_layout(const MappedFile& file) {
   if (bytes.size() % 2 != 0) {
     refuse(file, fmt::format("{} bytes are no whole number of uint16 tokens", bytes.size()));
   }
-  return {false, 0, static_cast<std::int64_t>(bytes.size() / 2), 2};
-}
-
-/// A .bin with an index beside it is half of a Megatron pair, whose width and documents the index holds.
-void refuse_megatron(const MappedFile& file) {
-  const fs::path index = fs::path(file.path()).replace_extension(".idx");
-  std::error_code ignored;
-  if (!fs::is_regular_file(index, ignored)) return;
-  const auto opened = MappedFile::open(index.string());
-  const auto bytes = opened->bytes();
-  constexpr std::string_view kMagic = "MMIDIDX";
-  if (bytes.size() < kMagic.size() || std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) return;
-  refuse(file, "belongs to a Megatron data set (" + index.string() +
-                   "), a format that is not supported; --data-format bin would read it as raw uint16");
+  return {false, 0, static_cast<std::int64_t>(bytes.size() / 2), TokenType::u16};
 }
 
 Layout layout_of(const MappedFile& file, DataFormat format) {
   const bool bin =
       format == DataFormat::bin || (format == DataFormat::automatic && fs::path(file.path()).extension() == ".bin");
-  if (!bin) return text_layout(file, format == DataFormat::automatic);
-  if (format == DataFormat::automatic) refuse_megatron(file);
-  return bin_layout(file);
+  return bin ? bin_layout(file) : text_layout(file, format == DataFormat::automatic);
 }
 
 bool hidden(const fs::path& path) {
@@ -141,23 +127,26 @@ std::vector<std::string> files_beneath(const std::string& folder) {
   return files;
 }
 
-/// Index of the first id >= vocab, or -1.
+/// Index of the first id below 0 or >= vocab, or -1.
 template <typename Id>
 std::int64_t first_outside(const std::byte* data, std::int64_t tokens, std::int64_t vocab) {
-  if (vocab > static_cast<std::int64_t>(std::numeric_limits<Id>::max())) return -1;
+  using Unsigned = std::make_unsigned_t<Id>;
+  constexpr auto kMost = static_cast<std::int64_t>(
+      std::min<std::uint64_t>(std::numeric_limits<Unsigned>::max(), std::numeric_limits<std::int64_t>::max()));
+  if (!std::is_signed_v<Id> && vocab > kMost) return -1;
+  // A negative id is a large one of the unsigned type: one comparison finds both.
+  const auto bound = static_cast<Unsigned>(std::min<std::int64_t>(vocab, std::numeric_limits<Id>::max()));
+  const auto outside = [&](Unsigned id) { return vocab > std::numeric_limits<Id>::max() ? id > bound : id >= bound; };
   constexpr std::int64_t kBlock = 4096;
-  std::array<Id, kBlock> ids;
+  std::array<Unsigned, kBlock> ids;
   for (std::int64_t begin = 0; begin < tokens; begin += kBlock) {
     const std::int64_t n = std::min(kBlock, tokens - begin);
     std::memcpy(ids.data(), data + begin * static_cast<std::int64_t>(sizeof(Id)),
                 static_cast<std::size_t>(n) * sizeof(Id));
     // The largest of a block first: that loop becomes vector instructions.
-    Id largest = 0;
+    Unsigned largest = 0;
     for (std::int64_t i = 0; i < n; ++i) largest = std::max(largest, ids[static_cast<std::size_t>(i)]);
-    if (static_cast<std::int64_t>(largest) < vocab) continue;
-    const auto found =
-        std::find_if(ids.begin(), ids.begin() + n, [&](Id id) { return static_cast<std::int64_t>(id) >= vocab; });
-    return begin + (found - ids.begin());
+    if (outside(largest)) return begin + (std::find_if(ids.begin(), ids.begin() + n, outside) - ids.begin());
   }
   return -1;
 }
@@ -171,6 +160,36 @@ void widen(const std::byte* data, std::span<std::int32_t> out) {
   }
 }
 
+/// f with a value of the type.
+template <typename F>
+auto with_type(TokenType type, const F& f) {
+  switch (type) {
+    case TokenType::u8:
+      return f(std::uint8_t{});
+    case TokenType::i8:
+      return f(std::int8_t{});
+    case TokenType::u16:
+      return f(std::uint16_t{});
+    case TokenType::i16:
+      return f(std::int16_t{});
+    case TokenType::u32:
+      return f(std::uint32_t{});
+    case TokenType::i32:
+      return f(std::int32_t{});
+    case TokenType::i64:
+      return f(std::int64_t{});
+  }
+  contract_violation("token type", __FILE__, __LINE__, std::to_string(static_cast<int>(type)));
+}
+
+/// Ids of the type are below this.
+std::int64_t bound_of(TokenType type) {
+  return with_type(type, [](auto id) {
+    constexpr auto kMost = static_cast<std::int64_t>(std::numeric_limits<decltype(id)>::max());
+    return kMost == std::numeric_limits<std::int64_t>::max() ? kMost : kMost + 1;
+  });
+}
+
 }  // namespace
 
 /// Appends files to a stream and collects the reasons against them.
@@ -181,7 +200,9 @@ class TokenStream::Opener {
   void add(const std::string& path) {
     try {
       std::error_code ignored;
-      if (fs::is_directory(path, ignored)) {
+      if (format_ == DataFormat::megatron || (format_ == DataFormat::automatic && MegatronIndex::is_pair(path))) {
+        add_megatron(path);
+      } else if (fs::is_directory(path, ignored)) {
         add_folder(path);
       } else {
         add_file(path, false);
@@ -218,11 +239,26 @@ class TokenStream::Opener {
     (layout.text ? text_file_ : bin_file_) = path;
     part.data_begin = layout.data_begin;
     part.tokens = layout.tokens;
-    part.width = layout.width;
+    part.type = layout.type;
+    append(std::move(part));
+  }
+
+  void append(Part part) {
     part.first_token = stream_.size_;
-    stream_.size_ += layout.tokens;
-    stream_.id_bound_ = std::max(stream_.id_bound_, std::int64_t{1} << (8 * layout.width));
+    stream_.size_ += part.tokens;
+    stream_.id_bound_ = std::max(stream_.id_bound_, bound_of(part.type));
     stream_.parts_.push_back(std::move(part));
+  }
+
+  void add_megatron(const std::string& path) {
+    const MegatronIndex index = MegatronIndex::open(path);
+    Part part;
+    part.file = MappedFile::open(index.bin_path());
+    part.type = index.type();
+    part.tokens = index.tokens();
+    if (part.tokens == 0) refuse(*part.file, "holds no tokens");
+    bin_file_ = index.bin_path();
+    append(std::move(part));
   }
 
   void add_folder(const std::string& path) {
@@ -268,11 +304,9 @@ void TokenStream::read(std::int64_t begin, std::span<std::int32_t> out) const {
     const Part& part = part_of(begin);
     const std::int64_t skip = begin - part.first_token;
     const auto n = std::min<std::int64_t>(part.tokens - skip, static_cast<std::int64_t>(out.size()));
-    const std::byte* data = part.file->bytes().data() + part.data_begin + skip * part.width;
+    const std::byte* data = part.file->bytes().data() + part.data_begin + skip * part.width();
     const auto to = out.first(static_cast<std::size_t>(n));
-    if (part.width == 1) widen<std::uint8_t>(data, to);
-    if (part.width == 2) widen<std::uint16_t>(data, to);
-    if (part.width == 4) widen<std::uint32_t>(data, to);
+    with_type(part.type, [&](auto id) { widen<decltype(id)>(data, to); });
     out = out.subspan(static_cast<std::size_t>(n));
     begin += n;
   }
@@ -281,21 +315,23 @@ void TokenStream::read(std::int64_t begin, std::span<std::int32_t> out) const {
 TokenPosition TokenStream::position_of(std::int64_t position) const {
   const Part& part = part_of(position);
   const std::int64_t token = position - part.first_token;
-  return {part.file->path(), token, part.data_begin + token * part.width};
+  return {part.file->path(), token, part.data_begin + token * part.width()};
 }
 
 void TokenStream::check_tokens(std::int64_t vocab) const {
   for (const Part& part : parts_) {
     const std::byte* data = part.file->bytes().data() + part.data_begin;
-    const std::int64_t found = part.width == 1   ? first_outside<std::uint8_t>(data, part.tokens, vocab)
-                               : part.width == 2 ? first_outside<std::uint16_t>(data, part.tokens, vocab)
-                                                 : first_outside<std::uint32_t>(data, part.tokens, vocab);
+    const std::int64_t found =
+        with_type(part.type, [&](auto id) { return first_outside<decltype(id)>(data, part.tokens, vocab); });
     if (found < 0) continue;
-    std::uint32_t id = 0;
-    std::memcpy(&id, data + found * part.width, static_cast<std::size_t>(part.width));
+    const std::int64_t at = part.data_begin + found * part.width();
+    const std::int64_t id = with_type(part.type, [&](auto value) {
+      std::memcpy(&value, part.file->bytes().data() + at, sizeof(value));
+      return static_cast<std::int64_t>(value);
+    });
     throw Error(ErrorKind::request,
                 fmt::format("{}: token {} (byte {}) has id {}, the model's vocabulary is {} (ids 0 to {})",
-                            part.file->path(), found, part.data_begin + found * part.width, id, vocab, vocab - 1));
+                            part.file->path(), found, at, id, vocab, vocab - 1));
   }
 }
 

@@ -120,6 +120,10 @@ TEST(Checkpoint, EveryFlippedBitIsFound) {
   const auto faults = Checkpoint::open(folder.path()).verify();
   ASSERT_EQ(faults.size(), 1U);
   expect_mentions(faults[0], {"rank_00001.safetensors", "tensor weights/w", "weights/w@2"});
+  const Checkpoint read = Checkpoint::open(folder.path());
+  expect_mentions(refusal([&] { read.read_whole(*read.find_tensor("weights/w")); }),
+                  {"rank_00001.safetensors", "weights/w@2 does not have its checksum"});
+  read.read_whole(*read.find_tensor("weights/b"));
 }
 
 // An index whose checksum is right, so that its content is looked at.

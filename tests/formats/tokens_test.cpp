@@ -104,8 +104,12 @@ TEST(TokenFiles, BinaryIsNotTakenForText) {
   EXPECT_EQ(open({path}, DataFormat::text).size(), 7);
 }
 
-TEST(TokenFiles, MegatronPairIsNotReadAsRawTokens) {
-  expect_mentions(refusal([] { open({case_path("megatron/ok-uint16.bin")}); }), {"belongs to a Megatron data set"});
+TEST(TokenFiles, MegatronPairsAreKnownByTheirIndex) {
+  for (const char* name : {"megatron/ok-uint16", "megatron/ok-uint16.bin", "megatron/ok-uint16.idx"}) {
+    EXPECT_EQ(all(open({case_path(name)})), all(open({case_path("megatron/ok-uint16.bin")}, DataFormat::bin))) << name;
+  }
+  EXPECT_EQ(all(open({case_path("megatron/ok-int32-two-seq-doc")})).size(), 12U);
+  expect_mentions(refusal([] { open({case_path("megatron/ok-empty")}); }), {"ok-empty.bin", "holds no tokens"});
   EXPECT_EQ(open({case_path("megatron/ok-uint16.bin")}, DataFormat::bin).size(), 15);
 }
 

@@ -1,6 +1,8 @@
 #include "cuboid/train/data.h"
 
 #include <algorithm>
+#include <cmath>
+#include <filesystem>
 #include <numeric>
 #include <set>
 #include <thread>
@@ -190,6 +192,102 @@ TEST_F(Data, ManyThreadsReadOneSource) {
   }
   for (auto& thread : threads) thread.join();
   for (const auto& first : firsts) EXPECT_EQ(first, firsts[0]);
+}
+
+// ---------------------------------------------------------------- blends
+
+class BlendedData : public Data {
+ protected:
+  // Sets of 10 samples of 4 tokens; set i holds i·100 … i·100 + 40.
+  DataConfig blend(const std::vector<std::string>& weights) const {
+    DataConfig data;
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      std::vector<std::uint16_t> ids(41);
+      std::iota(ids.begin(), ids.end(), static_cast<std::uint16_t>(100 * i));
+      data.paths.push_back(weights[i]);
+      data.paths.push_back(folder_.write("set" + std::to_string(i) + ".bin", bytes_of(ids)));
+    }
+    return data;
+  }
+};
+
+TEST_F(BlendedData, TheSetFurthestBehindGivesTheNextSample) {
+  const SampleSource source(blend({"0.75", "0.25"}), 4, 1000, 0);
+  EXPECT_EQ(source.sets(), 2U);
+  EXPECT_EQ(source.training_samples(), 20);
+  // Deficits 0.75 n - a and 0.25 n - b by hand, the first of equals.
+  const std::vector<std::size_t> wanted = {0, 0, 1, 0, 0, 0, 1, 0, 0, 0};
+  std::vector<std::size_t> sets;
+  for (std::int64_t n = 0; n < 10; ++n) sets.push_back(source.set_of(n));
+  EXPECT_EQ(sets, wanted);
+  EXPECT_EQ(training(source, 0).inputs, (Ids{0, 1, 2, 3}));
+  EXPECT_EQ(training(source, 1).inputs, (Ids{4, 5, 6, 7}));
+  EXPECT_EQ(training(source, 2).inputs, (Ids{100, 101, 102, 103}));
+  EXPECT_EQ(training(source, 6).inputs, (Ids{104, 105, 106, 107}));
+}
+
+TEST_F(BlendedData, CountsAreWithinOneOfTheWeightsAndSetsStartOver) {
+  for (const auto& [a, b] : {std::pair{"0.001", "0.999"}, {"1", "3"}, {"2.5", "2.5"}, {"1e-9", "1"}}) {
+    const SampleSource source(blend({a, b}), 4, 1000, 0);
+    const double share = std::stod(b) / (std::stod(a) + std::stod(b));
+    std::int64_t second = 0;
+    for (std::int64_t n = 0; n < 10'000; ++n) {  // far beyond both sets' ends, and over the blocks' edges
+      if (source.set_of(n) == 1) {
+        EXPECT_EQ(source.stream_sample(n), second % 10);
+        ++second;
+      }
+      ASSERT_LE(std::abs(static_cast<double>(second) - share * static_cast<double>(n + 1)), 1.0 + 1e-9)
+          << a << ' ' << n;
+    }
+  }
+}
+
+TEST_F(BlendedData, EachSetHasItsOwnOrderAndValidation) {
+  DataConfig data = blend({"1", "1"});
+  data.order = DataOrder::shuffled;
+  data.validation_fraction = 0.2;
+  const SampleSource source(data, 4, 1000, 5);
+  EXPECT_EQ(source.training_samples(), 16);
+  EXPECT_EQ(source.validation_samples(), 4);
+  EXPECT_EQ(validation(source, 1).inputs, (Ids{36, 37, 38, 39}));
+  EXPECT_EQ(validation(source, 2).inputs, (Ids{132, 133, 134, 135}));
+  std::vector<std::vector<std::int64_t>> orders(2);
+  for (std::int64_t n = 0; n < 16; ++n) orders[source.set_of(n)].push_back(source.stream_sample(n));
+  EXPECT_NE(orders[0], orders[1]);
+  for (auto& order : orders) {
+    std::sort(order.begin(), order.end());
+    EXPECT_EQ(order, (std::vector<std::int64_t>{0, 1, 2, 3, 4, 5, 6, 7}));
+  }
+}
+
+TEST_F(BlendedData, FaultsOfWeightsAndSetsTogether) {
+  DataConfig data = blend({"0.5", "-1", "x"});
+  data.paths[5] = folder_ / "none";
+  data.paths.push_back("3");
+  const std::string message = refusal([&] { SampleSource(data, 4, 1000, 0); });
+  expect_mentions(message, {"the weight 3 has no path", "-1", "must be a number above 0", "--data x", "none"});
+  DataConfig masked = blend({"1", "1"});
+  masked.mask_file = folder_.write("mask", std::string(41, '\1'));
+  expect_mentions(refusal([&] { SampleSource(masked, 4, 1000, 0); }), {"--mask-file", "blend"});
+  // A file whose name is a number is no weight.
+  DataConfig file;
+  file.paths = {folder_.write("7", "text of a file"), folder_.write("b.txt", "more")};
+  EXPECT_EQ(SampleSource(file, 4, 1000, 0).sets(), 1U);
+}
+
+// Three epochs of 2^31 tokens: no count of tokens or samples is kept in 32 bits.
+TEST_F(Data, EpochsBeyondTwoGigatokens) {
+  DataConfig data;
+  data.paths = {folder_.write("large.bin", "")};
+  data.format = DataFormat::text;
+  std::filesystem::resize_file(data.paths[0], (std::uintmax_t{1} << 31) + 1);  // sparse
+  const std::int64_t length = 1 << 20;
+  const SampleSource source(data, length, 256, 0);
+  const std::int64_t samples = (std::int64_t{1} << 31) / length;
+  EXPECT_EQ(source.training_samples(), samples);
+  EXPECT_EQ(source.stream_sample(3 * samples - 1), samples - 1);
+  EXPECT_EQ(source.stream_sample(3 * samples), 0);
+  EXPECT_EQ(training(source, 3 * samples - 1).targets.back(), 0);
 }
 
 }  // namespace

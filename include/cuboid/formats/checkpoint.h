@@ -48,6 +48,7 @@ class Checkpoint {
   const CheckpointTensor* find_tensor(std::string_view name) const;
   /// Reads stretches of a tensor. Safe to call from many threads. @pre runs ascend in `global`, do not overlap and lie
   /// in the tensor
+  /// @throws Error{request} naming file and tensor if a slice that is read whole does not have its checksum
   void read(const CheckpointTensor& tensor, std::span<const WantedRun> wanted, float* out) const;
   /// The whole tensor in row-major order.
   std::vector<float> read_whole(const CheckpointTensor& tensor) const;
