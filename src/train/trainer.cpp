@@ -156,7 +156,7 @@ class RankTrainer {
       ++skipped_steps_;
       if (rank() == 0) {
         log::warning(fmt::format("step {}: loss {}, gradient norm {}: the update is left out on all ranks", s,
-                                 replica_.loss().mean(), metrics.grad_norm));
+                                 std::abs(replica_.loss().mean()), std::abs(metrics.grad_norm)));
       }
     }
     metrics.skipped_steps = skipped_steps_;

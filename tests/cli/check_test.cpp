@@ -203,10 +203,17 @@ TEST(CheckRun, RangesOfNumbers) {
 
 TEST(CheckRun, WhatThisVersionCannotDoIsRefusedNotIgnored) {
   RunConfig run = run_on({.cp = 2, .ep = 3});
+  run.dtype = DType::float64;
+  run.reduce_dtype = DType::int32;
+  EXPECT_THAT(reasons(gpt2(), run),
+              ElementsAre("--cp 2: this version has no context parallelism; use 1",
+                          "--ep 3: this version has no expert parallelism; use 1",
+                          "--dtype float64: use float32 or bfloat16", "--reduce-dtype int32: use float32 or bfloat16"));
+  run = run_on({});
+  run.reduce_dtype = DType::bfloat16;
+  EXPECT_THAT(reasons(gpt2(), run), ElementsAre(HasSubstr("--reduce-dtype bfloat16: ")));
   run.dtype = DType::bfloat16;
-  EXPECT_THAT(reasons(gpt2(), run), ElementsAre("--cp 2: this version has no context parallelism; use 1",
-                                                "--ep 3: this version has no expert parallelism; use 1",
-                                                "--dtype bfloat16: this version computes in float32; use float32"));
+  EXPECT_THAT(reasons(gpt2(), run), ElementsAre());
   EXPECT_THAT(reasons(gpt2(), run_on({.tp = 4, .pp = 4, .dp = 65})),
               ElementsAre("the grid has 1040 ranks (--tp 4 x --pp 4 x --dp 65); one process runs at most 1024"));
 }

@@ -211,8 +211,13 @@ TEST(TrainFlags, MakeARunConfig) {
                               "--timeline",
                               "--dump-grads",
                               "g",
+                              "--dtype",
+                              "bfloat16",
+                              "--reduce-dtype",
+                              "bfloat16",
                               "--stop-on-nan"});
   RunConfig expected;
+  expected.dtype = expected.reduce_dtype = DType::bfloat16;
   expected.model = "m";
   expected.weights = "w";
   expected.data = {{"d", "e"}, DataFormat::bin, DataOrder::shuffled, 0.125, 3, 17, "k"};
@@ -256,15 +261,14 @@ TEST(TrainFlags, OverrideTheRunFile) {
 TEST(TrainFlags, FaultsOfFlagsFileAndGridTogether) {
   const std::string file = write_file("faulty.toml", "stepss = 3\n");
   std::vector<std::string> reasons;
-  read({"--config", file, "--tpp", "2", "--order", "tp-xp", "--dtype", "float16", "--device", "cuda", "--fabric",
-        "mpl", "--stage-layers", "3,,4", "--lr-schedule", "cosin", "--balance", "layers"},
+  read({"--config", file, "--tpp", "2", "--order", "tp-xp", "--dtype", "float16", "--device", "cuda", "--fabric", "mpi",
+        "--stage-layers", "3,,4", "--lr-schedule", "cosin", "--balance", "layers"},
        &reasons);
   EXPECT_THAT(
       reasons,
-      ElementsAre("--tpp: unknown flag; did you mean --tp?", HasSubstr("stepss"),
-                  "--dtype float16: not one of float32, bfloat16",
+      ElementsAre("--tpp: unknown flag; did you mean --tp?", HasSubstr("stepss"), HasSubstr("--dtype float16: "),
                   "--device cuda: this version runs on the CPU; use auto or cpu",
-                  "--fabric mpl: not one of auto, threads, mpi",
+                  "--fabric mpi: this version runs all ranks as threads of one process; use auto or threads",
                   "--stage-layers 3,,4: not a whole number", "--lr-schedule cosin: not one of constant, cosine, linear",
                   "--balance layers: not one of flops, measured",
                   "--order tp-xp: 'xp' is not an axis; the axes are tp, cp, ep, dp, pp"));

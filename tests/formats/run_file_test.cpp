@@ -59,6 +59,7 @@ RunConfig any_run() {
   run.seq_len = *arbitrary<int>();
   run.steps = *arbitrary<int>();
   run.seed = *element<std::uint64_t>(0, 7, (1ULL << 63) - 1, 1ULL << 63, ~0ULL);
+  run.reduce_dtype = *element(DType::float32, DType::bfloat16);
   run.dropout = *finite();
   run.optimizer = {*element(OptimizerKind::adamw, OptimizerKind::sgd),
                    *finite(),

