@@ -41,6 +41,7 @@ std::string metrics_line(const StepMetrics& metrics) {
                      {"tokens_per_second", metrics.tokens_per_second},
                      {"tflops_per_rank", metrics.tflops_per_rank},
                      {"bubble_fraction", metrics.bubble_fraction},
+                     {"schedule_bubble_fraction", metrics.schedule_bubble_fraction},
                      {"peak_bytes", peak}};
   return line.dump();
 }
@@ -49,19 +50,31 @@ std::string result_document(const RunStart& start, const TrainResult& result, co
   Json degrees;
   for (Axis axis : kAxes) degrees[name_of(axis)] = grid.degree(axis);
   degrees["order"] = grid.order();
-  const Json document = {{"steps", result.steps},
-                         {"first_step", result.first_step},
-                         {"stopped", result.stopped},
-                         {"final_loss", result.final_loss},
-                         {"validation_loss", result.validation_loss ? Json(*result.validation_loss) : Json(nullptr)},
-                         {"params", result.params},
-                         {"world", result.world},
-                         {"grid", degrees},
-                         {"tokens_per_second", result.tokens_per_second},
-                         {"bubble_fraction", result.bubble_fraction},
-                         {"predicted_bubble_fraction", start.schedule_bubble},
-                         {"stage_layers", start.stage_layers},
-                         {"weights_hash", result.weights_hash}};
+  Json document = {{"steps", result.steps},
+                   {"first_step", result.first_step},
+                   {"stopped", result.stopped},
+                   {"final_loss", result.final_loss},
+                   {"validation_loss", result.validation_loss ? Json(*result.validation_loss) : Json(nullptr)},
+                   {"params", result.params},
+                   {"world", result.world},
+                   {"grid", degrees},
+                   {"tokens_per_second", result.tokens_per_second},
+                   {"bubble_fraction", result.bubble_fraction},
+                   {"schedule_bubble_fraction", result.schedule_bubble_fraction},
+                   {"predicted_bubble_fraction", start.schedule_bubble},
+                   {"predicted_barrier_fraction", start.schedule_barrier},
+                   {"stage_layers", start.stage_layers},
+                   {"stage_work", start.stage_work},
+                   {"stage_work_unit", start.cost_unit}};
+  if (start.chosen) {
+    const bool named = !start.chosen->best_named.empty();
+    document["auto"] = {{"origin", start.chosen->origin},
+                        {"makespan", start.chosen->makespan},
+                        {"lower_bound", start.chosen->lower_bound},
+                        {"best_named", named ? Json(start.chosen->best_named) : Json(nullptr)},
+                        {"best_named_makespan", named ? Json(start.chosen->best_named_makespan) : Json(nullptr)}};
+  }
+  document["weights_hash"] = result.weights_hash;
   return document.dump(2);
 }
 

@@ -24,6 +24,7 @@
 #include "launch/job.h"
 #include "launch/metrics.h"
 #include "launch/outputs.h"
+#include "launch/pipeline_report.h"
 #include "launch/progress.h"
 #include "launch/stop_signal.h"
 #include "launch/train_flags.h"
@@ -107,11 +108,7 @@ void announce(const RunConfig& run, const ModelConfig& model, const RunStart& st
                         grid_text(run.grid)));
   log::info(fmt::format("{} samples of {} tokens to train on, {} to validate", start.train_samples, run.seq_len,
                         start.validation_samples));
-  if (run.grid.degree(Axis::pp) == 1) return;
-  log::info(fmt::format("layers of each stage: {} ({})", fmt::join(start.stage_layers, ", "),
-                        start.stages_balanced ? "balanced by cost" : "as given"));
-  log::info(fmt::format("{} with {} micro-batches: bubble {:.0f} %", run.schedule, start.micro_batches,
-                        100 * start.schedule_bubble));
+  announce_pipeline(run, start);
 }
 
 // Settings in which a run differs from the one that wrote its checkpoint: what is learned changes, or only how.
@@ -204,10 +201,7 @@ std::string summary(const Finished& finished, const RunConfig& run) {
   std::string text = fmt::format("steps             {}\nloss              {:.4f}\n", result.steps, result.final_loss);
   if (result.validation_loss) text += fmt::format("validation loss   {:.4f}\n", *result.validation_loss);
   text += fmt::format("tokens a second   {:.0f}\n", result.tokens_per_second);
-  if (run.grid.degree(Axis::pp) > 1) {
-    text += fmt::format("bubble            {:.1f} % (predicted {:.1f} %)\n", 100 * result.bubble_fraction,
-                        100 * finished.start.schedule_bubble);
-  }
+  if (run.grid.degree(Axis::pp) > 1) text += bubble_summary(finished.start, result);
   text += fmt::format("weights hash      {}\n", result.weights_hash);
   if (!run.out.empty()) text += fmt::format("written to        {}\n", run.out);
   return text;

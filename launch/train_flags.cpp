@@ -60,12 +60,17 @@ void add_grid_flags(Flags& flags, RunDraft& draft) {
   flags.whole("cp", draft.degrees[Axis::cp], "context parallel degree; only 1 in this version", 1);
   flags.whole("ep", draft.degrees[Axis::ep], "expert parallel degree; only 1 in this version", 1);
   flags.text("order", "AXES", draft.order, "axes from the fastest-varying on: neighbouring ranks differ in the first");
-  flags.text(
-      "schedule", "S", draft.run.schedule,
-      "pipeline schedule: " + join(schedule_names()) + ", or file:PATH.csv (torch.distributed.pipelining's format)");
+  flags.text("schedule", "S", draft.run.schedule,
+             "pipeline schedule: " + join(schedule_names()) +
+                 ", auto (searched for the stages' costs), or file:PATH.csv (torch.distributed.pipelining's format)");
   flags.whole("virtual-stages", draft.run.virtual_stages, "stages a rank; 0: the schedule's own number", 0);
+  flags.whole("max-activations", draft.run.max_activations,
+              "most micro-batches of one stage that a rank may hold; 0: any number", 0);
   flags.add("stage-layers", "N,N,...", "", "layers of each stage; without it stages are balanced by cost",
             [&draft](const Flags::Values& v) { draft.run.stage_layers = parse_stage_layers(v.front()); });
+  flags.choice<Balance>("balance", draft.run.balance, {{"flops", Balance::flops}, {"measured", Balance::measured}},
+                        "costs by which stages are balanced and auto searches: the model's arithmetic, or a short "
+                        "profile before the first step");
   flags.whole("zero", draft.run.zero,
               "ZeRO stage over the data axis: 1 shards optimizer state, 2 also gradients, 3 also parameters", 0, 3);
   flags.whole("bucket-bytes", draft.run.bucket_bytes,

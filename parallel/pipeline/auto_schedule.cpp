@@ -15,6 +15,7 @@
 namespace cuboid {
 namespace {
 
+using pipeline::Halves;
 using pipeline::list_schedule;
 using pipeline::ListPolicy;
 using pipeline::ListProblem;
@@ -25,6 +26,13 @@ using pipeline::PerAction;
 constexpr std::size_t kParents = 4;
 // A found schedule that is better than a named one by rounding only is not better.
 constexpr double kRounding = 1e-12;
+
+// Rounds of improvement for a pipeline of this size: a round takes time in proportion to it.
+int rounds_for(double stages, double micro_batches) {
+  constexpr double kRounds = 400;
+  constexpr double kActions = 2048;
+  return static_cast<int>(kRounds * std::min(1.0, kActions / (stages * micro_batches)));
+}
 
 std::size_t at(int i) {
   return static_cast<std::size_t>(i);
@@ -149,7 +157,12 @@ struct Candidate {
 
 class Search {
  public:
-  explicit Search(const AutoRequest& request) : request_(request), stages_(request.ranks * request.virtual_stages) {}
+  explicit Search(const AutoRequest& request) : request_(request), stages_(request.ranks * request.virtual_stages) {
+    for (int stage = 0; stage < stages_; ++stage) {
+      const StageCosts& c = request.costs.of(stage);
+      whole_is_cheaper_ |= c.backward < (c.input_gradient + c.weight_gradient) * (1 - kRounding);
+    }
+  }
 
   AutoSchedule run() {
     best_.makespan = std::numeric_limits<double>::infinity();
@@ -224,9 +237,12 @@ class Search {
     const double early = *std::min_element(keys.forward.begin(), keys.forward.end());
     for (double& key : fill.weight_gradient) key += 1 + late - early;
     for (double patience : {0.0, 0.5, 1.0}) {
-      add(problem, keys, {true, patience}, origin);
-      add(problem, fill, {true, patience}, origin);
-      add(problem, keys, {false, patience}, origin);
+      add(problem, keys, {Halves::whole, patience}, origin);
+      for (const Halves halves : {Halves::apart, Halves::apart_if_equal}) {
+        if (halves == Halves::apart_if_equal && !whole_is_cheaper_) continue;  // the same
+        add(problem, keys, {halves, patience}, origin);
+        add(problem, fill, {halves, patience}, origin);
+      }
     }
   }
 
@@ -244,7 +260,8 @@ class Search {
       const StageCosts& c = request_.costs.of(stage);
       mean += (c.forward + c.input_gradient + c.weight_gradient) / (3.0 * stages_);
     }
-    for (int round = 0; round < request_.rounds; ++round) {
+    const int rounds = request_.rounds > 0 ? request_.rounds : rounds_for(stages_, request_.micro_batches);
+    for (int round = 0; round < rounds; ++round) {
       Candidate& parent = candidates_[at(round) % candidates_.size()];
       if (parent.result.makespan <= best_.lower_bound * (1 + kRounding)) return;
       // A few actions far, or many near.
@@ -304,6 +321,7 @@ class Search {
 
   const AutoRequest& request_;
   int stages_;
+  bool whole_is_cheaper_ = false;  // a stage's B takes less than its I and W
   AutoSchedule best_;
   std::vector<Schedule> placements_;  // one schedule of each placement
   std::vector<Candidate> candidates_;

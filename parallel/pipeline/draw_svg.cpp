@@ -42,6 +42,7 @@ constexpr std::array<Style, 8> kStyles = {{
 constexpr double kLeft = 64;        // rank names
 constexpr double kRight = 120;      // figures of each rank
 constexpr double kLane = 26;        // height of a lane of the chart
+constexpr double kArrowLane = 44;   // the same with room for hand-overs between lanes
 constexpr double kBox = 22;         // height of a box in it
 constexpr double kMemoryLane = 26;  // height of a lane of the memory curves
 constexpr double kTop = 92;
@@ -107,7 +108,8 @@ class Chart {
     plot_ = std::clamp(wanted, kMinWidth, kMaxWidth);
     scale_ = timeline_.makespan > 0 ? plot_ / timeline_.makespan : 0;
     ranks_ = static_cast<double>(timeline_.lanes.size());
-    axis_ = kTop + ranks_ * kLane + 8;
+    pitch_ = drawing_.arrows ? kArrowLane : kLane;
+    axis_ = kTop + ranks_ * pitch_ - (pitch_ - kLane) + 8;
     memory_top_ = axis_ + 56;
     height_ = memory_top_ + ranks_ * kMemoryLane + 20;
   }
@@ -116,6 +118,7 @@ class Chart {
     header();
     legend();
     for (std::size_t rank = 0; rank < timeline_.lanes.size(); ++rank) lane(rank);
+    if (drawing_.arrows) hand_overs();
     time_axis();
     memory();
     out_ += "</svg>\n";
@@ -179,7 +182,7 @@ class Chart {
 
   void lane(std::size_t rank) {
     const Lane& lane = timeline_.lanes[rank];
-    const double top = kTop + static_cast<double>(rank) * kLane;
+    const double top = kTop + static_cast<double>(rank) * pitch_;
     add("<text x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\" class=\"g\">rank {}</text>\n", kLeft - 10, top + 15.5, rank);
     add("<rect x=\"{}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{}\" rx=\"2\" fill=\"url(#idle)\"/>\n", kLeft, top,
         plot_, kBox);
@@ -215,6 +218,42 @@ class Chart {
           y + height / 2 + 3.2, lightness > 150 ? "#1f2530" : "#ffffff", number);
     }
     out_ += '\n';
+  }
+
+  struct Made {
+    std::size_t rank;
+    double end;
+  };
+
+  // A line from each F, B or I to the action of the next stage that uses it, where that is on another rank.
+  void hand_overs() {
+    std::map<std::pair<int, int>, Made> outputs;    // by stage and micro-batch
+    std::map<std::pair<int, int>, Made> gradients;  // of the stage's input
+    for (std::size_t rank = 0; rank < timeline_.lanes.size(); ++rank) {
+      for (const Span& span : timeline_.lanes[rank].spans) {
+        const std::pair<int, int> key{span.action.stage, span.action.micro_batch};
+        if (span.action.kind == ActionKind::forward) outputs[key] = {rank, span.end};
+        if (makes_input_gradient(span.action.kind)) gradients[key] = {rank, span.end};
+      }
+    }
+    out_ += "<g stroke=\"#1f2530\" stroke-width=\"0.8\" stroke-opacity=\"0.45\">\n";
+    for (std::size_t rank = 0; rank < timeline_.lanes.size(); ++rank) {
+      for (const Span& span : timeline_.lanes[rank].spans) {
+        const Action& a = span.action;
+        const bool forward = a.kind == ActionKind::forward;
+        if (!forward && !makes_input_gradient(a.kind)) continue;
+        const auto& made = forward ? outputs : gradients;
+        const auto from = made.find({a.stage + (forward ? -1 : 1), a.micro_batch});
+        if (from == made.end() || from->second.rank == rank) continue;
+        const bool down = from->second.rank < rank;
+        const auto y = [this](std::size_t of, bool lower) {
+          return kTop + static_cast<double>(of) * pitch_ + (lower ? kBox : 0);
+        };
+        add("<line x1=\"{:.2f}\" y1=\"{:.1f}\" x2=\"{:.2f}\" y2=\"{:.1f}\"/>\n", x(from->second.end) - 1,
+            y(from->second.rank, down), x(span.begin) + 1, y(rank, !down));
+      }
+    }
+    out_ += "</g>\n";
   }
 
   void time_axis() {
@@ -259,6 +298,7 @@ class Chart {
   double plot_ = 0;   // width of the time range
   double scale_ = 0;  // pixels a unit of time
   double ranks_ = 0;
+  double pitch_ = 0;  // of the chart's lanes
   double axis_ = 0;
   double memory_top_ = 0;
   double height_ = 0;

@@ -1,5 +1,7 @@
 #include "cuboid/parallel/pipeline/executor.h"
 
+#include <algorithm>
+
 #include "cuboid/comm/recorder.h"
 
 namespace cuboid {
@@ -36,6 +38,24 @@ void Executor::run(const std::function<void()>& step) {
   if (recorder) recorder->set_action("");
   CUBOID_CHECK(outputs_.empty() && gradients_.empty() && incoming_forward_.empty() && incoming_backward_.empty(),
                "a schedule left messages behind");
+  check_order();
+}
+
+// What ran is the row, in its order: a RECV's span is its wait, and only where there was one.
+void Executor::check_order() const {
+  const auto receives = [](const Action& a) {
+    return a.kind == ActionKind::recv_forward || a.kind == ActionKind::recv_backward;
+  };
+  auto scheduled = row_.begin();
+  for (const Span& span : spans_) {
+    if (receives(span.action)) continue;
+    while (scheduled != row_.end() && receives(*scheduled)) ++scheduled;
+    CUBOID_CHECK(scheduled != row_.end() && span.action == *scheduled,
+                 to_string(span.action) + " ran where the schedule has " +
+                     (scheduled == row_.end() ? "its end" : to_string(*scheduled)));
+    ++scheduled;
+  }
+  CUBOID_CHECK(std::all_of(scheduled, row_.end(), receives), "a row did not run to its end");
 }
 
 void Executor::perform(const Action& action, const std::function<void()>& step) {

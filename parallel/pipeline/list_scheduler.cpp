@@ -9,6 +9,7 @@
 namespace cuboid::pipeline {
 namespace {
 
+constexpr double kRounding = 1e-12;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 class ListScheduler {
@@ -114,14 +115,20 @@ class ListScheduler {
     if (next.i < next.f) {
       const std::size_t i = slot(stage, next.i);
       if (i_ready_[i] < kNever) {
-        use(Choice{policy_.split ? ActionKind::input_gradient : ActionKind::backward, stage, next.i, i_ready_[i],
-                   keys_.input_gradient[i], policy_.split ? costs.input_gradient : costs.backward});
+        const bool apart = halves_apart(costs);
+        use(Choice{apart ? ActionKind::input_gradient : ActionKind::backward, stage, next.i, i_ready_[i],
+                   keys_.input_gradient[i], apart ? costs.input_gradient : costs.backward});
       }
     }
     if (next.w < next.i) {
       const std::size_t i = slot(stage, next.w);
       use(Choice{ActionKind::weight_gradient, stage, next.w, 0, keys_.weight_gradient[i], costs.weight_gradient});
     }
+  }
+
+  bool halves_apart(const StageCosts& costs) const {
+    if (policy_.halves != Halves::apart_if_equal) return policy_.halves == Halves::apart;
+    return costs.backward >= (costs.input_gradient + costs.weight_gradient) * (1 - kRounding);
   }
 
   // Banker's rule: after one more F of micro-batch k, the micro-batches under way can still be finished one after the

@@ -24,8 +24,15 @@ struct ListProblem {
   int stages() const { return static_cast<int>(rank_of_stage.size()); }
 };
 
+/// How stages run backward.
+enum class Halves {
+  apart,           ///< I and W
+  whole,           ///< B
+  apart_if_equal,  ///< B on stages where it takes less than I and W (an output matrix that both would multiply again)
+};
+
 struct ListPolicy {
-  bool split = true;    ///< I and W apart; else B
+  Halves halves = Halves::apart;
   double patience = 0;  ///< wait for an action of smaller key that arrives within this times the ready one's duration
 };
 

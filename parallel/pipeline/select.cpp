@@ -12,6 +12,25 @@
 namespace cuboid {
 namespace {
 
+VerifyOptions options_of(const RunConfig& run) {
+  VerifyOptions options{.sends = SendMode::buffered, .max_activations = {}};
+  if (run.max_activations > 0) options.max_activations = run.max_activations;
+  return options;
+}
+
+int stages_of_auto(const RunConfig& run) {
+  Problems problems;
+  const int virtual_stages = std::max(1, run.virtual_stages);
+  problems.add_if(run.virtual_stages < 0,
+                  fmt::format("--virtual-stages {}: must be at least 1, or 0 for 1", run.virtual_stages));
+  problems.add_if(run.max_activations > 0 && run.max_activations < virtual_stages,
+                  fmt::format("--max-activations {0}: with {1} stages a rank, one micro-batch holds {1}; use at least "
+                              "{1}",
+                              run.max_activations, virtual_stages));
+  problems.throw_if_any();
+  return run.grid.degree(Axis::pp) * virtual_stages;
+}
+
 Schedule schedule_of_file(const RunConfig& run) {
   const std::string path = run.schedule.substr(kSchedulePathPrefix.size());
   const CsvSchedule file = read_schedule_csv(path);
@@ -26,7 +45,7 @@ Schedule schedule_of_file(const RunConfig& run) {
                               "micro-batch {}))",
                               run.schedule, schedule.micro_batches, run.micro_batches(), run.global_batch,
                               run.grid.degree(Axis::dp), run.micro_batch));
-  for (const Finding& finding : verify(schedule, {.sends = SendMode::buffered, .max_activations = {}})) {
+  for (const Finding& finding : verify(schedule, options_of(run))) {
     if (finding.note) {
       log::info(path + ": " + finding.text);
     } else {
@@ -39,12 +58,19 @@ Schedule schedule_of_file(const RunConfig& run) {
 
 }  // namespace
 
+int stages_of(const RunConfig& run) {
+  return run.schedule == kAutoSchedule ? stages_of_auto(run) : schedule_of(run).stages;
+}
+
 Schedule schedule_of(const RunConfig& run) {
+  CUBOID_CHECK(run.schedule != kAutoSchedule, "auto needs the costs of the stages");
   if (run.schedule.starts_with(kSchedulePathPrefix)) return schedule_of_file(run);
-  return make_schedule({.name = run.schedule,
-                        .ranks = run.grid.degree(Axis::pp),
-                        .micro_batches = run.micro_batches(),
-                        .virtual_stages = run.virtual_stages});
+  Schedule schedule = make_schedule({.name = run.schedule,
+                                     .ranks = run.grid.degree(Axis::pp),
+                                     .micro_batches = run.micro_batches(),
+                                     .virtual_stages = run.virtual_stages});
+  if (run.max_activations > 0) require_valid(schedule, options_of(run));
+  return schedule;
 }
 
 bool has_transfers(const Schedule& schedule) {

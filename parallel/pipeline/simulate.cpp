@@ -90,12 +90,16 @@ class Simulator {
       if (!spans.empty()) out_.makespan = std::max(out_.makespan, spans.back().end);
     }
     double idle = 0;
+    double longest = 0;
     for (std::size_t rank = 0; rank < out_.spans.size(); ++rank) {
       out_.idle.push_back(out_.makespan - out_.busy[rank]);
       idle += out_.idle.back();
-      out_.idle_in_span.push_back(own_span(out_.spans[rank]) - out_.busy[rank]);
+      const double span = own_span(out_.spans[rank]);
+      longest = std::max(longest, span);
+      out_.idle_in_span.push_back(span - out_.busy[rank]);
       out_.peak_activations.push_back(peak(schedule_.rows[rank]));
     }
+    out_.barrier = out_.makespan - longest;
     if (out_.makespan > 0) out_.bubble_fraction = idle / (static_cast<double>(out_.spans.size()) * out_.makespan);
   }
 

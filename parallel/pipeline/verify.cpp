@@ -115,13 +115,15 @@ class Verifier {
   }
 
   void check_owners() {
-    std::vector<std::set<int>> homes(at(schedule_.stages));
+    std::vector<std::vector<int>> homes(at(schedule_.stages));
     for (int rank = 0; rank < schedule_.ranks(); ++rank) {
       bool any = false;
       for (const Action& action : row(rank)) {
         if (!computes(action.kind)) continue;
         any = true;
-        if (action.stage >= 0 && action.stage < schedule_.stages) homes[at(action.stage)].insert(rank);
+        if (action.stage < 0 || action.stage >= schedule_.stages) continue;
+        std::vector<int>& home = homes[at(action.stage)];
+        if (home.empty() || home.back() != rank) home.push_back(rank);
       }
       if (!any) add(rank, "computes nothing");
     }
@@ -221,32 +223,39 @@ class Verifier {
   // REDUCE_GRAD, STEP, UNSHARD and RESHARD.
   void check_row_operations(int rank) {
     const auto& actions = row(rank);
-    std::set<int> sharded_stages;  // those whose parameters are gathered and freed by the schedule
+    // By stage: whether the schedule gathers and frees its parameters; whether they are there; whether it is reduced.
+    std::vector<bool> sharded(at(schedule_.stages));
+    std::vector<bool> gathered(sharded);
+    std::vector<bool> reduced(sharded);
     for (const Action& action : actions) {
-      if (action.kind == ActionKind::unshard || action.kind == ActionKind::reshard) sharded_stages.insert(action.stage);
+      if (shards(action.kind)) sharded[at(action.stage)] = true;
     }
-    std::set<int> gathered;
-    std::set<int> reduced;
     bool stepped = false;
     for (const Action& action : actions) {
-      const std::string cell = to_string(action);
-      if (stepped) add(rank, cell + " stands after STEP");
-      if (action.kind == ActionKind::step) stepped = true;
-      if (action.kind == ActionKind::reduce_gradient) reduced.insert(action.stage);
-      if (makes_weight_gradient(action.kind) && reduced.count(action.stage) > 0) {
-        add(rank, fmt::format("{} stands after {}REDUCE_GRAD", cell, action.stage));
+      if (stepped) add(rank, to_string(action) + " stands after STEP");
+      if (action.kind == ActionKind::step) {
+        stepped = true;
+        continue;
       }
-      if (action.kind == ActionKind::unshard && !gathered.insert(action.stage).second) {
-        add(rank, cell + ": the stage is gathered already");
+      const std::size_t stage = at(action.stage);
+      if (action.kind == ActionKind::reduce_gradient) reduced[stage] = true;
+      if (makes_weight_gradient(action.kind) && reduced[stage]) {
+        add(rank, fmt::format("{} stands after {}REDUCE_GRAD", to_string(action), action.stage));
       }
-      if (action.kind == ActionKind::reshard && gathered.erase(action.stage) == 0) {
-        add(rank, cell + ": the stage is not gathered");
+      if (shards(action.kind)) {
+        const bool gathers = action.kind == ActionKind::unshard;
+        if (gathered[stage] == gathers) {
+          add(rank, to_string(action) + (gathers ? ": the stage is gathered already" : ": the stage is not gathered"));
+        }
+        gathered[stage] = gathers;
       }
-      if (computes(action.kind) && sharded_stages.count(action.stage) > 0 && gathered.count(action.stage) == 0) {
-        add(rank, fmt::format("{} stands where stage {} is not gathered (UNSHARD)", cell, action.stage));
+      if (computes(action.kind) && sharded[stage] && !gathered[stage]) {
+        add(rank, fmt::format("{} stands where stage {} is not gathered (UNSHARD)", to_string(action), action.stage));
       }
     }
   }
+
+  static bool shards(ActionKind kind) { return kind == ActionKind::unshard || kind == ActionKind::reshard; }
 
   void check_deadlock() {
     const auto cycle = pipeline::find_deadlock(schedule_, index_, options_.sends);

@@ -31,6 +31,7 @@ constexpr Choice<DataOrder> kDataOrders[] = {{DataOrder::sequential, "sequential
 constexpr Choice<DType> kDTypes[] = {{DType::float32, "float32"}, {DType::bfloat16, "bfloat16"}};
 constexpr Choice<Recompute> kRecompute[] = {
     {Recompute::none, "none"}, {Recompute::selective, "selective"}, {Recompute::full, "full"}};
+constexpr Choice<Balance> kBalances[] = {{Balance::flops, "flops"}, {Balance::measured, "measured"}};
 constexpr Choice<OptimizerKind> kOptimizers[] = {{OptimizerKind::adamw, "adamw"}, {OptimizerKind::sgd, "sgd"}};
 constexpr Choice<LrSchedule> kLrSchedules[] = {
     {LrSchedule::constant, "constant"}, {LrSchedule::cosine, "cosine"}, {LrSchedule::linear, "linear"}};
@@ -65,7 +66,9 @@ void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Vis
   visit.section("Pipeline");
   visit("schedule", "pipeline schedule", run.schedule);
   visit("virtual-stages", "stages a rank; 0: the schedule's own number", run.virtual_stages);
+  visit("max-activations", "most micro-batches of one stage that a rank may hold; 0: any number", run.max_activations);
   visit("stage-layers", "layers of each stage; empty: balanced by cost", run.stage_layers);
+  visit("balance", "costs that stages are balanced by: flops or measured", run.balance, kBalances);
   visit.section("Training");
   visit("dtype", "compute type, float32 or bfloat16", run.dtype, kDTypes);
   visit("recompute", "activations computed again in backward: none, selective or full", run.recompute, kRecompute);

@@ -69,6 +69,8 @@ int check_schedule(const RunConfig& run, Problems& problems) {
     problems.add(fmt::format("--stage-layers {}: every stage needs at least one layer",
                              fmt::format("{}", fmt::join(run.stage_layers, ","))));
   }
+  problems.add_if(run.max_activations < 0,
+                  fmt::format("--max-activations {}: must be at least 1, or 0 for any number", run.max_activations));
   if (run.zero < 0 || run.zero > 3) problems.add(fmt::format("--zero {}: use 0, 1, 2 or 3", run.zero));
   problems.add_if(run.bucket_bytes < 1, fmt::format("--bucket-bytes {}: must be at least 1", run.bucket_bytes));
   RunConfig asked = run;
@@ -77,7 +79,7 @@ int check_schedule(const RunConfig& run, Problems& problems) {
     asked.global_batch = run.grid.degree(Axis::dp) * 2 * run.grid.degree(Axis::pp);
   }
   try {
-    return schedule_of(asked).stages;
+    return stages_of(asked);
   } catch (const Error& error) {
     problems.add(error.what());
     return run.grid.degree(Axis::pp);

@@ -2,6 +2,21 @@
 
 namespace cuboid {
 
+std::vector<StageSpan> stage_spans(const std::vector<int>& stage_layers) {
+  std::vector<StageSpan> spans;
+  int layer = 0;
+  for (const int count : stage_layers) {
+    const int stage = static_cast<int>(spans.size());
+    spans.push_back({stage, layer, count, stage == 0, spans.size() + 1 == stage_layers.size()});
+    layer += count;
+  }
+  return spans;
+}
+
+StageBlocks stage_blocks(const StageSpan& span) {
+  return {span.stage, span.first ? 0 : span.first_layer + 1, span.first_layer + span.layers + (span.last ? 2 : 1)};
+}
+
 ModelStage::ModelStage(const Device& device, const ModelConfig& config, const TensorParallel& tp, ParameterStore& store,
                        const StageSpan& span, std::int64_t seq_len, Recompute recompute)
     : device_(device),

@@ -26,6 +26,12 @@ struct StageSpan {
   bool last = false;   ///< holds the head and the loss
 };
 
+/// One span a stage, from the layers of each.
+std::vector<StageSpan> stage_spans(const std::vector<int>& stage_layers);
+
+/// Blocks [begin, end) of a stage: 0 is the embedding, layer i is block i + 1, the head follows the last layer.
+StageBlocks stage_blocks(const StageSpan& span);
+
 class ModelStage final : public Stage {
  public:
   ModelStage(const Device& device, const ModelConfig& config, const TensorParallel& tp, ParameterStore& store,

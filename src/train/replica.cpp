@@ -3,84 +3,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "cuboid/parallel/pipeline/balance.h"
-#include "cuboid/parallel/pipeline/passes.h"
-#include "cuboid/parallel/pipeline/select.h"
-#include "cuboid/parallel/pipeline/sharding.h"
-#include "cuboid/parallel/pipeline/simulate.h"
-
 #include "model_stage.h"
 
 namespace cuboid {
-namespace {
-
-// The forward actions of a schedule with their transfers: what an evaluation runs. Every tensor comes from an earlier
-// stage, sends do not wait, and a row's order is that of training, so no rank can wait in a circle.
-Schedule forward_only(const Schedule& schedule) {
-  Schedule made = schedule;
-  const std::vector<int> ranks = schedule.rank_of_stage();
-  const auto neighbour = [&](int from, int to) {
-    return to < 0 || to >= schedule.stages ? ranks[static_cast<std::size_t>(from)]
-                                           : ranks[static_cast<std::size_t>(to)];
-  };
-  for (std::size_t rank = 0; rank < made.rows.size(); ++rank) {
-    made.rows[rank].clear();
-    for (const Action& a : schedule.rows[rank]) {
-      if (a.kind != ActionKind::forward) continue;
-      const int here = static_cast<int>(rank);
-      if (neighbour(a.stage, a.stage - 1) != here) {
-        made.rows[rank].push_back({ActionKind::recv_forward, a.stage, a.micro_batch});
-      }
-      made.rows[rank].push_back(a);
-      if (neighbour(a.stage, a.stage + 1) != here) {
-        made.rows[rank].push_back({ActionKind::send_forward, a.stage, a.micro_batch});
-      }
-    }
-  }
-  return made;
-}
-
-std::vector<StageSpan> stage_spans(const std::vector<int>& stage_layers) {
-  std::vector<StageSpan> spans;
-  int layer = 0;
-  for (const int count : stage_layers) {
-    const int stage = static_cast<int>(spans.size());
-    spans.push_back({stage, layer, count, stage == 0, spans.size() + 1 == stage_layers.size()});
-    layer += count;
-  }
-  return spans;
-}
-
-// Blocks [begin, end) of a stage: 0 is the embedding, layer i is block i + 1, the head follows the last layer.
-StageBlocks stage_blocks(const StageSpan& span) {
-  return {span.stage, span.first ? 0 : span.first_layer + 1, span.first_layer + span.layers + (span.last ? 2 : 1)};
-}
-
-PipelineCosts stage_costs(const std::vector<int>& stage_layers, const std::vector<double>& blocks) {
-  PipelineCosts costs;
-  costs.stages.clear();
-  const auto spans = stage_spans(stage_layers);
-  for (std::size_t s = 0; s < spans.size(); ++s) {
-    const auto range = stage_blocks(spans[s]);
-    const double f = std::accumulate(blocks.begin() + range.begin, blocks.begin() + range.end, 0.0);
-    costs.stages.push_back({.forward = f, .backward = 2 * f, .input_gradient = f, .weight_gradient = f});
-  }
-  return costs;
-}
-
-}  // namespace
-
-PipelineLayout plan_pipeline(const RunConfig& run, const ModelConfig& config) {
-  PipelineLayout layout;
-  const Schedule compute = schedule_of(run);
-  const std::vector<double> blocks = block_costs(config, run.seq_len);
-  layout.stage_layers = run.stage_layers.empty() ? balance_layers(blocks, compute.stages) : run.stage_layers;
-  layout.bubble = simulate(compute, stage_costs(layout.stage_layers, blocks)).bubble_fraction;
-  layout.training = add_step(add_sharding(
-      add_reduction(has_transfers(compute) ? compute : add_transfers(compute, SendMode::buffered)), run.zero));
-  layout.evaluation = add_sharding(forward_only(compute), run.zero);
-  return layout;
-}
 
 struct Replica::Batch {
   std::vector<MicroBatch> micro_batches;

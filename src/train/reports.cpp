@@ -75,12 +75,16 @@ void Timeline::write(const std::string& path, Communicator& world) const {
     if (in[i * kFields] >= 0) epoch = std::min(epoch, in[i * kFields + 4]);
   }
   nlohmann::json events = nlohmann::json::array();
+  events.push_back(
+      {{"name", "process_name"}, {"ph", "M"}, {"pid", 0}, {"tid", 0}, {"args", {{"name", "cuboid train"}}}});
   for (int rank = 0; rank < world.size(); ++rank) {
     events.push_back({{"name", "thread_name"},
                       {"ph", "M"},
                       {"pid", 0},
                       {"tid", rank},
                       {"args", {{"name", fmt::format("rank {}", rank)}}}});
+    events.push_back(
+        {{"name", "thread_sort_index"}, {"ph", "M"}, {"pid", 0}, {"tid", rank}, {"args", {{"sort_index", rank}}}});
     for (std::int64_t i = 0; i < rows; ++i) {
       const double* e = in + (rank * rows + i) * kFields;
       if (e[0] < 0) continue;

@@ -16,6 +16,7 @@
 #include "cuboid/train/replica.h"
 #include "cuboid/train/weights.h"
 
+#include "bubble.h"
 #include "reports.h"
 
 namespace cuboid {
@@ -52,6 +53,7 @@ class RankTrainer {
         context_(context),
         replica_(context, in.run, in.model, in.layout),
         optimizer_(context.device, in.run.optimizer, replica_.parameters()),
+        bubble_(in.layout.schedule),
         timeline_(in.run.timeline) {
     if (!in.run.out.empty()) {
       writer_ = std::make_unique<CheckpointWriter>(context, in.run, in.model, replica_.parameters(), optimizer_,
@@ -87,6 +89,7 @@ class RankTrainer {
         after_first = Clock::now();
       } else {
         result.bubble_fraction += metrics.bubble_fraction / (in_.run.steps - first - 1);
+        result.schedule_bubble_fraction += metrics.schedule_bubble_fraction / (in_.run.steps - first - 1);
       }
       result.nan_stop = in_.run.stop_on_nan && !std::isfinite(metrics.loss);
       result.stopped = agreed_.stop && s + 1 < in_.run.steps;
@@ -130,6 +133,7 @@ class RankTrainer {
     metrics.loss = loss.mean();
     metrics.tokens = std::int64_t{in_.run.global_batch} * in_.run.seq_len;
     measure(metrics);
+    metrics.schedule_bubble_fraction = bubble_.schedule_bubble(replica_.spans(), *context_.world, context_.device);
     metrics.step_seconds = seconds_since(begin);
     metrics.tokens_per_second = static_cast<double>(metrics.tokens) / metrics.step_seconds;
     metrics.tflops_per_rank = in_.flops.training() * metrics.tokens_per_second / context_.size / 1e12;
@@ -237,6 +241,7 @@ class RankTrainer {
   RankContext& context_;
   Replica replica_;
   Optimizer optimizer_;
+  BubbleMeter bubble_;
   Timeline timeline_;
   std::unique_ptr<CheckpointWriter> writer_;  // null without an output folder
   Position position_;
@@ -254,6 +259,10 @@ RunStart describe_start(const Inputs& in, int world) {
   start.stage_layers = in.layout.stage_layers;
   start.stages_balanced = in.run.stage_layers.empty();
   start.schedule_bubble = in.layout.bubble;
+  start.schedule_barrier = in.layout.barrier;
+  start.stage_work = in.layout.stage_work;
+  start.cost_unit = in.layout.unit;
+  start.chosen = in.layout.chosen;
   start.train_samples = in.samples.training_samples();
   start.validation_samples = in.samples.validation_samples();
   return start;
@@ -272,6 +281,9 @@ void collect(Problems& problems, F&& make) {
 
 void check_fabric(const RunConfig& run, const Fabric& fabric, Problems& problems) {
   if (fabric.job == nullptr) return;
+  problems.add_if(run.balance == Balance::measured && fabric.job->processes() > 1,
+                  "--balance measured: each process would measure costs of its own and cut the stages elsewhere; over "
+                  "MPI use flops, or give --stage-layers");
   const int made = fabric.job->processes() * fabric.ranks_per_process;
   if (made == run.grid.world()) return;
   std::string degrees;

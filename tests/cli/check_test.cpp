@@ -126,10 +126,10 @@ TEST(CheckRun, Schedules) {
   }
   run.schedule = "1f1";
   EXPECT_THAT(reasons(gpt2(), run),
-              ElementsAre("--schedule 1f1: no such schedule; did you mean 1f1b? This version trains with gpipe, 1f1b"));
+              ElementsAre(HasSubstr("--schedule 1f1: no such schedule; did you mean 1f1b? There are gpipe, 1f1b, ")));
   run.schedule = "1f1b";
   run.virtual_stages = 2;
-  EXPECT_THAT(reasons(gpt2(), run), ElementsAre("--virtual-stages 2: 1f1b holds one stage a rank; use 1"));
+  EXPECT_THAT(reasons(gpt2(), run), ElementsAre("--virtual-stages 2: 1f1b has 1 stage a rank"));
 }
 
 TEST(CheckRun, SequenceLength) {
@@ -254,6 +254,33 @@ TEST(Alternatives, Read) {
   EXPECT_EQ(alternatives({1, 2, 4}), "1, 2 or 4");
   EXPECT_EQ(alternatives({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14}),
             "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, …, 13 or 14");
+}
+
+TEST(CheckRun, AutoAndTheCapOnActivations) {
+  RunConfig run = run_on({.pp = 4});
+  run.schedule = "auto";
+  EXPECT_THAT(reasons(gpt2(), run), IsEmpty());
+  run.virtual_stages = 3;
+  run.max_activations = 3;
+  EXPECT_THAT(reasons(gpt2(), run), IsEmpty());
+  run.max_activations = 2;
+  EXPECT_THAT(reasons(gpt2(), run),
+              ElementsAre("--max-activations 2: with 3 stages a rank, one micro-batch holds 3; use at least 3"));
+  run.virtual_stages = 4;
+  run.max_activations = 0;
+  EXPECT_THAT(reasons(gpt2(), run),
+              ElementsAre("--pp 4 x 4 stages a rank: 12 layers cannot fill 16 stages; use at most 3"));
+  run.virtual_stages = -1;
+  run.max_activations = -2;
+  EXPECT_THAT(reasons(gpt2(), run), ElementsAre(HasSubstr("--max-activations -2"), HasSubstr("--virtual-stages -1")));
+  // The cap holds for every schedule.
+  run = run_on({.pp = 4});
+  run.schedule = "gpipe";
+  run.max_activations = 3;
+  EXPECT_THAT(reasons(gpt2(), run), ElementsAre(HasSubstr("--schedule gpipe: rank 0: holds activations of 4 "
+                                                          "micro-batches, 3 are allowed")));
+  run.max_activations = 4;
+  EXPECT_THAT(reasons(gpt2(), run), IsEmpty());
 }
 
 }  // namespace

@@ -227,6 +227,42 @@ TEST(Train, ProgressBarOnATerminal) {
   EXPECT_THAT(outcome.err, Not(HasSubstr("step 8/8: loss")));
 }
 
+// What the run chose, why, and what it cost: said before the first step, and in the document.
+TEST(Train, AutoSaysWhatItChose) {
+  const Words words = {"train",
+                       "--model",
+                       oracle("gpt2-tiny"),
+                       "--data",
+                       oracle("gpt2-tiny") + "/tokens.bin",
+                       "--seq-len",
+                       "16",
+                       "--steps",
+                       "3",
+                       "--pp",
+                       "2",
+                       "--schedule",
+                       "auto",
+                       "--balance",
+                       "measured",
+                       "--max-activations",
+                       "2",
+                       "--json"};
+  const Outcome outcome = run_cuboid(words);
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("measured in a profile"));
+  EXPECT_THAT(outcome.err, HasSubstr("auto: found from "));
+  const json result = json::parse(outcome.out);
+  EXPECT_EQ(result["stage_work"].size(), 2U);
+  EXPECT_EQ(result["stage_work_unit"], "s");
+  const double bound = result["auto"]["lower_bound"];
+  EXPECT_LE(bound * (1 - 1e-9), result["auto"]["makespan"].get<double>());  // sums in another order
+  EXPECT_LE(result["auto"]["makespan"], result["auto"]["best_named_makespan"]);
+  for (const char* bubble : {"bubble_fraction", "schedule_bubble_fraction", "predicted_bubble_fraction"}) {
+    EXPECT_GT(result[bubble], 0) << bubble;
+    EXPECT_LT(result[bubble], 1) << bubble;
+  }
+}
+
 TEST(Train, StopsWhenTheLossIsNotANumber) {
   const Words words = {"train",
                        "--model",

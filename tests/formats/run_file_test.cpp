@@ -49,7 +49,9 @@ RunConfig any_run() {
   run.grid = Grid(degrees, *element<std::string>("tp-cp-ep-dp-pp", "pp-dp-ep-cp-tp", "dp-tp-pp-cp-ep"));
   run.schedule = *text();
   run.virtual_stages = *arbitrary<int>();
+  run.max_activations = *arbitrary<int>();
   run.stage_layers = *arbitrary<std::vector<int>>();
+  run.balance = *element(Balance::flops, Balance::measured);
   run.sequence_parallel = *arbitrary<bool>();
   run.dtype = *element(DType::float32, DType::bfloat16);
   run.micro_batch = *arbitrary<int>();

@@ -90,6 +90,18 @@ TEST(DrawSvg, OverlappedPairsShareTheLane) {
   EXPECT_EQ(count(draw_svg(d), "height=\"10.5\""), 2 * overlapped);
 }
 
+// Forward and backward, each micro-batch, each pair of neighbouring stages on two ranks; the turn of a V is on one.
+TEST(DrawSvg, ArrowsForEveryHandOverBetweenRanks) {
+  const auto arrows = [](const ScheduleRequest& request) {
+    Drawing d = drawing(request);
+    const int without = count(draw_svg(d), "<line ");
+    d.arrows = true;
+    return count(draw_svg(d), "<line ") - without;
+  };
+  EXPECT_EQ(arrows({"1f1b", 3, 5}), 2 * 5 * 2);
+  EXPECT_EQ(arrows({"zb-v", 3, 7}), 2 * 7 * 4);
+}
+
 TEST(DrawSvg, TextIsEscapedAndEmptyIsEmpty) {
   Drawing d;
   d.title = "a<b>&c";

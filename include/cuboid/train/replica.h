@@ -13,19 +13,10 @@
 #include "cuboid/parallel/gradients.h"
 #include "cuboid/parallel/groups.h"
 #include "cuboid/parallel/pipeline/executor.h"
+#include "cuboid/train/pipeline_plan.h"
 #include "cuboid/value/run_config.h"
 
 namespace cuboid {
-
-/// How a model is laid out over the pipeline: decided once, the same on every rank.
-struct PipelineLayout {
-  std::vector<int> stage_layers;  ///< layers of each stage
-  Schedule training;              ///< with transfers, reductions and the step
-  Schedule evaluation;            ///< forward only
-  double bubble = 0;              ///< bubble fraction of the training schedule at the stages' modelled costs
-};
-/// @throws Error{request} for a schedule or split that does not exist
-PipelineLayout plan_pipeline(const RunConfig& run, const ModelConfig& config);
 
 /// Fills inputs (T) and targets (T; kernels::kIgnore: left out) of sample i of a global batch; false: no such sample,
 /// every target is left out.

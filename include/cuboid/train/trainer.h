@@ -11,6 +11,7 @@
 #include "cuboid/comm/processes.h"
 #include "cuboid/runtime/memory.h"
 #include "cuboid/train/checkpointing.h"
+#include "cuboid/train/pipeline_plan.h"
 #include "cuboid/value/model_config.h"
 #include "cuboid/value/run_config.h"
 
@@ -20,10 +21,14 @@ namespace cuboid {
 struct RunStart {
   std::int64_t params = 0;  ///< distinct weights of the whole model
   int world = 1;
-  int micro_batches = 1;          ///< a data-parallel rank's micro-batches a step
-  std::vector<int> stage_layers;  ///< layers of each pipeline stage
-  bool stages_balanced = false;   ///< chosen by cost (true) or given (false)
-  double schedule_bubble = 0;     ///< bubble fraction of the schedule at the stages' modelled costs
+  int micro_batches = 1;             ///< a data-parallel rank's micro-batches a step
+  std::vector<int> stage_layers;     ///< layers of each pipeline stage
+  bool stages_balanced = false;      ///< chosen by cost (true) or given (false)
+  std::vector<double> stage_work;    ///< what a micro-batch costs each stage, all actions: why the split is this
+  std::string cost_unit;             ///< "FLOP", modelled, or "s", measured
+  double schedule_bubble = 0;        ///< bubble fraction of the schedule at these costs
+  double schedule_barrier = 0;       ///< share of the step lost to the barrier at its end (Simulation::barrier)
+  std::optional<AutoChoice> chosen;  ///< with --schedule auto
   std::int64_t train_samples = 0;
   std::int64_t validation_samples = 0;
 };
@@ -38,6 +43,9 @@ struct StepMetrics {
   double tokens_per_second = 0;
   double tflops_per_rank = 0;  ///< model FLOPs (forward matmuls × 3) / step_seconds / world / 1e12
   double bubble_fraction = 0;  ///< measured: 1 - computing time / time from first to last action, mean over ranks
+  /// What the schedule itself makes idle with this step's mean times of F, B, I and W of each stage, and free
+  /// transfers; the measured bubble has waits for messages, reductions and cores on top.
+  double schedule_bubble_fraction = 0;
   std::array<std::int64_t, kCategoryCount> peak_bytes{};  ///< of the rank with the largest total, by category
 };
 
@@ -48,11 +56,12 @@ struct TrainResult {
   std::optional<double> validation_loss;  ///< the last one measured
   std::int64_t params = 0;
   int world = 1;
-  double tokens_per_second = 0;  ///< over all steps but the first
-  double bubble_fraction = 0;    ///< mean over all steps but the first
-  std::string weights_hash;      ///< 16 hex digits over all weights in global name and element order
-  bool nan_stop = false;         ///< ended early by --stop-on-nan
-  bool stopped = false;          ///< ended early because stop_wanted or --max-seconds said so
+  double tokens_per_second = 0;         ///< over all steps but the first
+  double bubble_fraction = 0;           ///< mean over all steps but the first
+  double schedule_bubble_fraction = 0;  ///< mean over all steps but the first
+  std::string weights_hash;             ///< 16 hex digits over all weights in global name and element order
+  bool nan_stop = false;                ///< ended early by --stop-on-nan
+  bool stopped = false;                 ///< ended early because stop_wanted or --max-seconds said so
 };
 
 struct TrainEvents {

@@ -18,6 +18,11 @@ enum class Recompute {
   selective,  ///< what costs no matrix product: outputs of norms and activation functions
   full,       ///< everything inside a layer; only its input is kept
 };
+/// Where the times come from by which layers are split into stages and --schedule auto searches.
+enum class Balance {
+  flops,     ///< the model's arithmetic
+  measured,  ///< a short profile before the first step
+};
 enum class OptimizerKind { adamw, sgd };
 enum class LrSchedule { constant, cosine, linear };
 enum class DataFormat { automatic, text, bin, megatron };
@@ -53,9 +58,11 @@ struct RunConfig {
   std::string weights;  ///< folder of Hugging Face safetensors; empty: initialise from seed
   DataConfig data;
   Grid grid;
-  std::string schedule = "1f1b";  ///< a name, or file:PATH.csv
+  std::string schedule = "1f1b";  ///< a name, auto, or file:PATH.csv
   int virtual_stages = 0;         ///< stages a rank; 0: the schedule's own number
+  int max_activations = 0;        ///< most micro-batches of one stage that a rank may hold from F to B (or W); 0: any
   std::vector<int> stage_layers;  ///< layers of each stage; empty: balanced by cost
+  Balance balance = Balance::flops;
   bool sequence_parallel = false;
   int zero = 0;                         ///< ZeRO stage over the data axis, 0 … 3
   std::int64_t bucket_bytes = 4 << 20;  ///< gradients reduced and parameters gathered together, as float32 bytes

@@ -17,7 +17,8 @@ struct AutoRequest {
   PipelineCosts costs;     ///< of every stage (ranks × virtual stages of them), or one for all
   std::optional<int>
       max_activations;  ///< most micro-batches of one stage that a rank may hold; at least virtual_stages
-  int rounds = 400;     ///< of random improvement; the time grows in proportion
+  int rounds =
+      0;  ///< of random improvement; 0: 400, fewer where stages × micro-batches exceed 2048, so that time is bounded
 };
 
 struct AutoSchedule {
@@ -32,10 +33,10 @@ struct AutoSchedule {
 
 /// Method: priority list scheduling. Every named schedule with these virtual stages is timed at the given costs; its
 /// start times become priorities of a list scheduler in which a rank that is free takes the ready action of the
-/// smallest start time, W only where nothing else is ready or in its own turn, and an F only while the cap leaves room
-/// to finish all micro-batches under way (the banker's rule). The best result is improved by scheduling again and again
-/// from its own start times with noise. Every candidate, the named schedules included, is compared by simulate; the
-/// fastest wins. Random numbers are counter-based: equal requests give equal schedules.
+/// smallest start time, W only where nothing else is ready or in its own turn, B whole or apart, and an F only while
+/// the cap leaves room to finish all micro-batches under way (the banker's rule). The best result is improved by
+/// scheduling again and again from its own start times with noise. Every candidate, the named schedules included, is
+/// compared by simulate; the fastest wins. Random numbers are counter-based: equal requests give equal schedules.
 /// @throws Error{request} for sizes below 1 and a cap below virtual_stages
 AutoSchedule find_schedule(const AutoRequest& request);
 

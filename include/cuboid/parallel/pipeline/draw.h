@@ -14,6 +14,7 @@ struct Drawing {
   std::string subtitle;                  ///< a second line, or empty
   std::vector<std::vector<Span>> spans;  ///< each rank's actions by time; those that do not compute may be left out
   double freed_by_input_gradient = 0;    ///< as in PipelineCosts: for the memory curves
+  bool arrows = false;                   ///< SVG: a line from each result to its use on another rank
   std::string unit;                      ///< of the times: "s", "ms"; empty: none
 };
 

@@ -42,7 +42,8 @@ class Executor {
            Shape boundary, DType dtype);
 
   /// Runs the row once. `step` is called for the STEP action. Spans of the run replace earlier ones; compute actions
-  /// that waited for a message are preceded by a RECV span of the waiting.
+  /// that waited for a message are preceded by a RECV span of the waiting; apart from these, spans are the row, which
+  /// is checked.
   /// @throws what a stage throws; a deadline names the action that waited
   void run(const std::function<void()>& step);
 
@@ -57,6 +58,7 @@ class Executor {
   Tensor take(std::map<Key, Tensor>& local, std::map<Key, Incoming>& incoming, const Action& action, ActionKind kind);
   void post_receive(const Action& action);
   void send(const Action& action);
+  void check_order() const;
   int tag(const Action& action) const;
   double now() const { return std::chrono::duration<double>(Clock::now() - epoch_).count(); }
 

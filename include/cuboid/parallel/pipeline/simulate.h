@@ -33,7 +33,10 @@ struct Simulation {
   std::vector<double> busy;          ///< computing time of each rank
   std::vector<double> idle;          ///< makespan - busy
   std::vector<double> idle_in_span;  ///< time from a rank's own first to last action, less busy
-  double bubble_fraction = 0;        ///< sum of idle / (ranks × makespan)
+  /// makespan - the longest of the ranks' own spans: what a step loses because all ranks meet at its end (the global
+  /// gradient norm). 0 where a rank works from the first action to the last, as rank 0 of 1F1B does.
+  double barrier = 0;
+  double bubble_fraction = 0;  ///< sum of idle / (ranks × makespan)
   /// Most activations each rank held, in micro-batches of one stage: +1 at F, back to 0 with B, or I and W.
   std::vector<double> peak_activations;
   std::vector<std::vector<Span>> spans;  ///< each rank's actions in the row's order; transfers take no time of the rank

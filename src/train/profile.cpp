@@ -1,0 +1,185 @@
+// The short profile that tells what a model's blocks cost on this machine.
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+#include "cuboid/comm/ranks.h"
+#include "cuboid/core/random.h"
+#include "cuboid/train/pipeline_plan.h"
+
+#include "model_stage.h"
+
+namespace cuboid {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kRepetitions = 4;  // the first warms up caches and allocations
+constexpr int kExchanges = 32;
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// Three stages on one rank: embedding, one layer, head and loss.
+const std::vector<StageSpan> kStages = {{0, 0, 0, true, false}, {1, 0, 1, false, false}, {2, 1, 0, false, true}};
+
+StageCosts& cost_of(BlockCosts& costs, std::size_t stage) {
+  return stage == 0 ? costs.embedding : stage == 1 ? costs.layer : costs.head;
+}
+
+ModelConfig with_one_layer(ModelConfig model) {
+  model.layers = 1;
+  return model;
+}
+
+class BlockProfile {
+ public:
+  BlockProfile(RankContext& context, const RunConfig& run, const ModelConfig& model)
+      : run_(run),
+        world_(*context.world),
+        device_(context.device),
+        model_(with_one_layer(model)),
+        tp_{&world_, run.sequence_parallel},
+        table_(parameters_of(model_)),
+        store_(device_, table_, blocks(), world_.rank(), world_.size(), {.dtype = run.dtype}) {
+    store_.initialize(run.seed);
+    store_.zero_gradients();
+    for (const StageSpan& span : kStages) {
+      stages_.push_back(std::make_unique<ModelStage>(device_, model_, tp_, store_, span, run.seq_len, run.recompute));
+    }
+    // Two micro-batches a repetition: one for B, one for I and W.
+    for (int i = 0; i < 2 * kRepetitions; ++i) batch_.push_back(micro_batch(i));
+  }
+
+  /// The same on every rank of the group.
+  BlockCosts run() {
+    BlockCosts best;
+    best.source = Balance::measured;
+    for (std::size_t s = 0; s < kStages.size(); ++s) cost_of(best, s) = {kNever, kNever, kNever, kNever};
+    const double factor = 1.0 / (static_cast<double>(run_.seq_len) * run_.micro_batch);
+    for (auto& stage : stages_) stage->begin(batch_, {run_.seed, 0, run_.dropout}, factor, Tape::Mode::record);
+    for (int i = 0; i < kRepetitions; ++i) {
+      const BlockCosts now = repetition(i);
+      if (i == 0) continue;
+      for (std::size_t s = 0; s < kStages.size(); ++s) keep_less(cost_of(best, s), now, s);
+    }
+    return best;
+  }
+
+ private:
+  static std::vector<StageBlocks> blocks() {
+    std::vector<StageBlocks> all;
+    for (const StageSpan& span : kStages) all.push_back(stage_blocks(span));
+    return all;
+  }
+
+  MicroBatch micro_batch(int number) const {
+    const Shape shape = {run_.seq_len, run_.micro_batch};
+    MicroBatch made{device_.empty(shape, DType::int32), device_.empty(shape, DType::int32),
+                    std::int64_t{number} * run_.micro_batch};
+    const auto vocab = static_cast<std::uint32_t>(model_.vocab);
+    for (std::int64_t i = 0; i < shape.elements(); ++i) {
+      const Philox4 random = philox(run_.seed, static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(number), 0, 0);
+      made.tokens.data<std::int32_t>()[i] = static_cast<std::int32_t>(random.x[0] % vocab);
+      made.targets.data<std::int32_t>()[i] = static_cast<std::int32_t>(random.x[1] % vocab);
+    }
+    return made;
+  }
+
+  // The slowest rank's time of the work, which all begin together.
+  template <typename Work>
+  double timed(const Work& work) {
+    world_.barrier();
+    const Clock::time_point begin = Clock::now();
+    work();
+    const Tensor slowest = device_.zeros({1}, DType::float64, Category::workspace);
+    *slowest.data<double>() = seconds_since(begin);
+    all_reduce_in_place(world_, slowest, ReduceOp::max);
+    return *slowest.data<double>();
+  }
+
+  BlockCosts repetition(int i) {
+    BlockCosts now;
+    for (const bool whole : {true, false}) {
+      const int m = 2 * i + (whole ? 0 : 1);
+      Tensor passed;
+      for (std::size_t s = 0; s < stages_.size(); ++s) {
+        cost_of(now, s).forward = timed([&] { passed = stages_[s]->forward(m, std::move(passed)); });
+      }
+      for (std::size_t s = stages_.size(); s-- > 0;) {
+        StageCosts& cost = cost_of(now, s);
+        if (whole) {
+          cost.backward = timed([&] { passed = stages_[s]->backward(m, std::move(passed)); });
+        } else {
+          cost.input_gradient = timed([&] { passed = stages_[s]->input_gradient(m, std::move(passed)); });
+        }
+      }
+      if (whole) continue;
+      for (std::size_t s = stages_.size(); s-- > 0;) {
+        cost_of(now, s).weight_gradient = timed([&] { stages_[s]->weight_gradient(m); });
+      }
+    }
+    return now;
+  }
+
+  static void keep_less(StageCosts& best, BlockCosts now, std::size_t stage) {
+    const StageCosts& cost = cost_of(now, stage);
+    best = {.forward = std::min(best.forward, cost.forward),
+            .backward = std::min(best.backward, cost.backward),
+            .input_gradient = std::min(best.input_gradient, cost.input_gradient),
+            .weight_gradient = std::min(best.weight_gradient, cost.weight_gradient)};
+  }
+
+  const RunConfig& run_;
+  Communicator& world_;
+  Device device_;
+  ModelConfig model_;
+  TensorParallel tp_;
+  ParameterTable table_;
+  ParameterStore store_;
+  std::vector<std::unique_ptr<ModelStage>> stages_;
+  std::vector<MicroBatch> batch_;
+};
+
+// Half of the shortest exchange of a stage boundary between two threads.
+double measured_transfer(const RunConfig& run, const ModelConfig& model) {
+  const int tp = run.grid.degree(Axis::tp);
+  const Shape boundary = {run.sequence_parallel ? run.seq_len / tp : run.seq_len, run.micro_batch, model.hidden};
+  double shortest = kNever;
+  run_ranks(2,
+            [&](RankContext& context) {
+              Communicator& world = *context.world;
+              const int other = 1 - context.rank;
+              Tensor message = context.rank == 0 ? context.device.zeros(boundary, run.dtype) : Tensor();
+              for (int i = 0; i < kExchanges; ++i) {
+                const Clock::time_point begin = Clock::now();
+                if (context.rank == 0) world.send(std::move(message), other, i).wait();
+                message = world.recv(boundary, run.dtype, other, i).wait();
+                if (context.rank == 0) {
+                  shortest = std::min(shortest, seconds_since(begin) / 2);
+                } else {
+                  world.send(std::move(message), other, i).wait();
+                }
+              }
+            },
+            {.deadline = run.deadline});
+  return shortest;
+}
+
+}  // namespace
+
+BlockCosts measured_block_costs(const RunConfig& run, const ModelConfig& model) {
+  BlockCosts costs;
+  run_ranks(run.grid.degree(Axis::tp),
+            [&](RankContext& context) {
+              const BlockCosts measured = BlockProfile(context, run, model).run();
+              if (context.rank == 0) costs = measured;
+            },
+            {.deadline = run.deadline, .threads_per_rank = run.threads_per_rank});
+  if (run.grid.degree(Axis::pp) > 1) costs.transfer = measured_transfer(run, model);
+  return costs;
+}
+
+}  // namespace cuboid
