@@ -293,6 +293,9 @@ void collect(Problems& problems, F&& make) {
 
 void check_fabric(const RunConfig& run, const Fabric& fabric, Problems& problems) {
   if (fabric.job == nullptr) return;
+  problems.add_if(run.balance == Balance::measured && fabric.job->processes() > 1,
+                  "--balance measured: each process would measure costs of its own and cut the stages elsewhere; over "
+                  "MPI use flops, or give --stage-layers");
   const int made = fabric.job->processes() * fabric.ranks_per_process;
   if (made == run.grid.world()) return;
   std::string degrees;
