@@ -73,7 +73,7 @@ ModelConfig checked_model(const RunConfig& run, const Checkpoint* checkpoint, Pr
   }
   if (model) {
     check_run(*model, run, problems);
-    check_memory(*model, run, problems);
+    if (run.zero == 0) check_memory(*model, run, problems);  // its bound is that of whole replicas
   } else {
     check_settings(run, problems);
   }

@@ -108,6 +108,12 @@ TEST(Requests, ModelThatCannotFitInMemory) {
   const std::string data = kOracle + "/tokens.bin";
   expect_refused({"train", "--model", "llama3.1-70b", "--dp", "1000", "--global-batch", "1000", "--data", data},
                  {"--model llama3.1-70b: weights, gradients and optimizer state take"});  // 1.1 PB
+  // 2 GB for each of 1000 replicas, but no more than 2 GB sharded over them (then only the rate is wrong).
+  Words words = {"train", "--model", "gpt2",   "--dp", "1000",           "--seq-len", "8",
+                 "--lr",  "-1",      "--data", data,   "--global-batch", "1000"};
+  EXPECT_THAT(run_cuboid(words).err, HasSubstr("take 1.81 TiB with --dp 1000"));
+  words.insert(words.end(), {"--zero", "3"});
+  EXPECT_THAT(run_cuboid(words).err, AllOf(HasSubstr("--lr -1"), Not(HasSubstr("this machine has"))));
 }
 
 TEST(Requests, OutputThatCannotBeWritten) {
