@@ -324,6 +324,8 @@ TrainResult train(const RunConfig& run, const ModelConfig& model, const TrainEve
                   begin};
   const int world = run.grid.world();
   if (first && events.on_start) events.on_start(describe_start(in, world));
+  // What a killed run was writing or removing; on_start has seen to it that no other run uses the folder.
+  if (first && !run.out.empty()) remove_partial_checkpoints(checkpoint_folder(run));
   TrainResult result;
   const auto train_rank = [&](RankContext& context) {
     RankTrainer trainer(context, in);
