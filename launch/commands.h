@@ -11,6 +11,8 @@ using Arguments = std::vector<std::string>;
 
 int checkpoint_command(const Arguments& arguments);
 int train_command(const Arguments& arguments);
+int launch_command(const Arguments& arguments);
+int doctor_command(const Arguments& arguments);
 int data_command(const Arguments& arguments);
 int models_command(const Arguments& arguments);
 int schedule_command(const Arguments& arguments);

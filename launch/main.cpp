@@ -12,6 +12,7 @@
 #include "cuboid/core/text.h"
 
 #include "launch/commands.h"
+#include "launch/job.h"
 
 namespace cuboid::launch {
 namespace {
@@ -24,6 +25,8 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"train", "train a transformer on a tensor x pipeline x data grid", train_command},
+    {"doctor", "report what this machine has for training and what is missing", doctor_command},
+    {"launch", "start a training run on several hosts: mpirun, Slurm or Kubernetes", launch_command},
     {"checkpoint", "inspect, verify, compare and convert checkpoints", checkpoint_command},
     {"data", "build token files from text, or look into them", data_command},
     {"models", "list the model presets, or describe one", models_command},
@@ -65,6 +68,16 @@ int dispatch(const Arguments& words) {
 }  // namespace
 }  // namespace cuboid::launch
 
+namespace {
+
+// The request or the run has failed: this process says why, or leaves it to the one that speaks for all.
+void tell(const std::string& why) {
+  if (cuboid::Processes* job = cuboid::launch::job()) job->refuse(why);
+  if (cuboid::launch::speaks()) cuboid::log::error(why);
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   using cuboid::ErrorKind;
   int status = 0;
@@ -74,14 +87,15 @@ int main(int argc, char** argv) {
       throw cuboid::Error(ErrorKind::failed, "standard output could not be written");
     }
   } catch (const cuboid::Error& error) {
-    cuboid::log::error(error.what());
+    tell(error.what());
     status = error.exit_status();
   } catch (const std::bad_alloc&) {
-    cuboid::log::error("out of memory");
+    tell("out of memory");
     status = 3;
   } catch (const std::exception& error) {
-    cuboid::log::error(fmt::format("internal error: {}", error.what()));
+    tell(fmt::format("internal error: {}", error.what()));
     status = 3;
   }
+  if (cuboid::Processes* job = cuboid::launch::job()) job->leave(status);
   return status;
 }

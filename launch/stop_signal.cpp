@@ -20,8 +20,8 @@ void handle(int signal, int flags) {
 
 }  // namespace
 
-void listen_for_stop() {
-  handle(SIGTERM, static_cast<int>(SA_RESETHAND));
+void listen_for_stop(bool alone) {
+  if (alone) handle(SIGTERM, static_cast<int>(SA_RESETHAND));
   handle(SIGUSR1, 0);
   std::signal(SIGXFSZ, SIG_IGN);
 }

@@ -6,8 +6,10 @@
 
 namespace cuboid::launch {
 
-/// Installs the handlers. Also ignores SIGXFSZ, so that a file over its size limit is a write's error like a full disk.
-void listen_for_stop();
+/// Installs the handlers; of SIGTERM only for a process that is alone: in a job the launcher gives it a second to end,
+/// and the job's own handler uses that. Also ignores SIGXFSZ, so that a file over its size limit is a write's error
+/// like a full disk.
+void listen_for_stop(bool alone = true);
 /// "SIGTERM", "SIGUSR1"; empty: none has come.
 std::string stop_signal();
 

@@ -1,5 +1,6 @@
 // cuboid train: reads the request, checks it, trains, and reports to people and machines.
 #include <filesystem>
+#include <fstream>
 #include <optional>
 
 #include <fmt/format.h>
@@ -20,6 +21,7 @@
 #include "cuboid/train/weights.h"
 
 #include "launch/commands.h"
+#include "launch/job.h"
 #include "launch/metrics.h"
 #include "launch/outputs.h"
 #include "launch/pipeline_report.h"
@@ -32,8 +34,9 @@ namespace {
 
 constexpr const char* kUsage = "cuboid train --model M --data PATH... [flags]";
 constexpr const char* kSummary =
-    "Trains a transformer on a grid of ranks, each a thread of this process. What is learned does not depend on the\n"
-    "grid. Everything is checked before anything is allocated; all reasons are reported at once.";
+    "Trains a transformer on a grid of ranks: threads of this process, or processes under mpirun and srun. What is\n"
+    "learned does not depend on the grid. Everything is checked before anything is allocated; all reasons are reported "
+    "at once.";
 
 // Runs a look at an input whose faults are thrown, and keeps them.
 template <typename Look>
@@ -49,8 +52,10 @@ void collect(Problems& problems, const Look& look) {
 // What cannot fit is refused here, not by the kernel's killer: weights, gradients and optimizer state of every replica,
 // in float32 and without activations, are a lower bound of what the ranks of this process need.
 void check_memory(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+  const int processes = job() == nullptr ? 1 : job()->processes();
   const double per_weight = run.optimizer.kind == OptimizerKind::adamw ? 16 : 8;
-  const double needed = per_weight * static_cast<double>(parameters_of(model).total()) * run.grid.degree(Axis::dp);
+  const double needed =
+      per_weight * static_cast<double>(parameters_of(model).total()) * run.grid.degree(Axis::dp) / processes;
   const double present = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
   if (needed <= present) return;
   problems.add(fmt::format(
@@ -72,7 +77,7 @@ ModelConfig checked_model(const RunConfig& run, const Checkpoint* checkpoint, Pr
   } else {
     check_settings(run, problems);
   }
-  check_outputs(run, problems);
+  if (job() == nullptr || job()->process() == 0) check_outputs(run, problems);
   if (problems.empty()) return *model;
   // The request is refused: say what is wrong with its files too. (train() says so where nothing else is wrong.)
   if (model && checkpoint) check_checkpoint(*checkpoint, *model, problems);
@@ -136,7 +141,19 @@ struct Finished {
   TrainResult result;
 };
 
-Finished run_training(const RunConfig& asked, const ModelConfig& model, const Checkpoint* checkpoint) {
+// What every rank was doing: a line each for people, the whole in the run's folder.
+void tell_failure(const RunConfig& run, const std::vector<std::string>& reports) {
+  for (const auto& report : reports) log::warning(report.substr(0, report.find('\n')));
+  if (run.out.empty()) return;
+  const auto path = std::filesystem::path(run.out) / "failure.txt";
+  std::ofstream file(path);
+  for (const auto& report : reports) file << report;
+  file.close();
+  if (file) log::warning("the last communications of every rank are in " + path.string());
+}
+
+Finished run_training(const RunConfig& asked, const ModelConfig& model, const Checkpoint* checkpoint,
+                      const Fabric& fabric) {
   const RunConfig run = with_absolute_paths(asked);
   const int first_step = checkpoint ? static_cast<int>(checkpoint->index().step) : 0;
   std::unique_ptr<FolderLock> lock;
@@ -164,9 +181,10 @@ Finished run_training(const RunConfig& asked, const ModelConfig& model, const Ch
   events.on_checkpoint = [&](const Position& position, const std::string& path) {
     log::info(fmt::format("checkpoint after step {}: {}", position.step, path));
   };
-  listen_for_stop();
+  events.on_failure = [&](const std::vector<std::string>& reports) { tell_failure(run, reports); };
+  listen_for_stop(fabric.job == nullptr);
   events.stop_wanted = [] { return !stop_signal().empty(); };
-  finished.result = train(run, model, events, checkpoint);
+  finished.result = train(run, model, events, checkpoint, fabric);
   return finished;
 }
 
@@ -198,15 +216,21 @@ int train_command(const Arguments& arguments) {
   add_run_flags(flags, draft);
   flags.toggle("json", json, "print the result as one JSON document on standard output");
   Problems problems;
+  collect(problems, [] { join_job(FabricKind::automatic); });  // so that one process speaks for all from here on
   const RunConfig run = read_run(flags, draft, arguments, problems);
   if (flags.help_wanted()) {
     fmt::print("{}", flags.help());
     return 0;
   }
+  Fabric fabric;
+  collect(problems, [&] { fabric = {join_job(draft.fabric), draft.ranks_per_process}; });
   const Checkpoint* checkpoint = draft.checkpoint ? &*draft.checkpoint : nullptr;
   const ModelConfig model = checked_model(run, checkpoint, problems);
-  for (const auto& doubt : doubts_about_run(model, run)) log::warning(doubt);
-  const Finished finished = run_training(run, model, checkpoint);
+  if (speaks()) {
+    for (const auto& doubt : doubts_about_run(model, run)) log::warning(doubt);
+  }
+  const Finished finished = run_training(run, model, checkpoint, fabric);
+  if (fabric.job != nullptr && fabric.job->process() != 0) return 0;  // rank 0's process has the result
   const TrainResult& result = finished.result;
   if (result.stopped) announce_stop(result, run);
   fmt::print("{}", json ? result_document(finished.start, result, run.grid) + "\n" : summary(finished, run));

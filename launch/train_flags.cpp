@@ -108,14 +108,18 @@ void add_training_flags(Flags& flags, RunConfig& run) {
   flags.real("clip-grad", run.optimizer.clip_grad, "largest global gradient norm; 0: no clipping");
 }
 
-void add_machine_flags(Flags& flags, RunConfig& run) {
+void add_machine_flags(Flags& flags, RunDraft& draft) {
+  RunConfig& run = draft.run;
   flags.section("Machine");
   flags.whole("threads-per-rank", run.threads_per_rank, "threads of a rank's matrix products", 1, 1024);
   flags.real("deadline", run.deadline, "longest wait for another rank, in seconds", "SECONDS");
   flags.fixed("dtype", {"float32"}, "type of weights and activations", "this version computes in float32");
   flags.fixed("device", {"auto", "cpu"}, "where ranks compute", "this version runs on the CPU");
-  flags.fixed("fabric", {"auto", "threads"}, "how ranks reach each other: as threads of one process",
-              "this version runs all ranks as threads of one process");
+  flags.choice<FabricKind>(
+      "fabric", draft.fabric,
+      {{"auto", FabricKind::automatic}, {"threads", FabricKind::threads}, {"mpi", FabricKind::mpi}},
+      "how ranks reach each other: as threads of one process, or over MPI; auto: mpi under mpirun or srun");
+  flags.whole("ranks-per-process", draft.ranks_per_process, "over MPI: ranks that are threads of one process", 1, 1024);
 
   flags.section("Output");
   flags.text("out", "DIR", run.out, "folder of metrics.jsonl, run.toml and timeline.json");
@@ -163,7 +167,7 @@ void add_run_flags(Flags& flags, RunDraft& draft) {
   add_model_and_data_flags(flags, draft.run);
   add_grid_flags(flags, draft);
   add_training_flags(flags, draft.run);
-  add_machine_flags(flags, draft.run);
+  add_machine_flags(flags, draft);
   flags.text(
       "resume", "auto|DIR", draft.resume,
       "go on from a checkpoint, on this grid: that of --out if there is one (auto), or that in a folder; the stored "

@@ -13,11 +13,15 @@
 
 namespace cuboid::launch {
 
+enum class FabricKind { automatic, threads, mpi };
+
 /// What the flags are stored into: a RunConfig whose grid is still in parts.
 struct RunDraft {
   RunConfig run;
   AxisValues degrees{{1, 1, 1, 1, 1}};
   std::string order{Grid::kDefaultOrder};
+  FabricKind fabric = FabricKind::automatic;
+  int ranks_per_process = 1;
   std::string resume;                    ///< "auto", a path, or empty
   std::optional<Checkpoint> checkpoint;  ///< what --resume found
 };

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cuboid/comm/recorder.h"
+
 namespace cuboid {
 
 Executor::Executor(const Schedule& schedule, int pipeline_rank, std::map<int, Stage*> stages, StageChannels* channels,
@@ -20,7 +22,9 @@ void Executor::run(const std::function<void()>& step) {
   spans_.clear();
   spans_.reserve(2 * row_.size());
   epoch_ = Clock::now();
+  Recorder* const recorder = recorder_of_this_thread();
   for (const Action& action : row_) {
+    if (recorder) recorder->set_action(to_string(action));
     try {
       perform(action, step);
     } catch (const Error& error) {
@@ -31,6 +35,7 @@ void Executor::run(const std::function<void()>& step) {
   }
   for (Work& work : sends_) work.wait();
   sends_.clear();
+  if (recorder) recorder->set_action("");
   CUBOID_CHECK(outputs_.empty() && gradients_.empty() && incoming_forward_.empty() && incoming_backward_.empty(),
                "a schedule left messages behind");
   check_order();

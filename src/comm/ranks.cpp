@@ -11,6 +11,8 @@
 #include <omp.h>
 #include <pthread.h>
 
+#include "cuboid/comm/recorder.h"
+
 #include "group.h"
 
 namespace cuboid {
@@ -19,8 +21,13 @@ namespace {
 // The exception that made the run fail: the first that is not a mere consequence of another.
 class FirstCause {
  public:
+  explicit FirstCause(const std::vector<std::shared_ptr<Recorder>>& recorders) : recorders_(recorders) {}
+
   void record(int rank, const std::exception_ptr& cause, bool consequence) {
     const std::scoped_lock lock(mutex_);
+    if (reports_.empty()) {  // before anybody is woken up to stop
+      for (const auto& recorder : recorders_) reports_.push_back(recorder->report());
+    }
     if (cause_ != nullptr && (consequence || !consequence_)) return;
     rank_ = rank;
     cause_ = cause;
@@ -28,8 +35,9 @@ class FirstCause {
   }
 
   /// Throws it again with the rank's number; does nothing if there is none.
-  void rethrow_if_any() const {
+  void rethrow_if_any(const RankOptions& options) const {
     if (cause_ == nullptr) return;
+    if (options.on_failure) options.on_failure(reports_);
     const auto named = [&](const char* what) { return fmt::format("rank {}: {}", rank_, what); };
     try {
       std::rethrow_exception(cause_);
@@ -47,7 +55,9 @@ class FirstCause {
   }
 
  private:
+  const std::vector<std::shared_ptr<Recorder>>& recorders_;
   std::mutex mutex_;
+  std::vector<std::string> reports_;  // by rank
   int rank_ = 0;
   std::exception_ptr cause_;
   bool consequence_ = false;
@@ -55,14 +65,16 @@ class FirstCause {
 
 void run_rank(int rank, const std::function<void(RankContext&)>& body, int threads_per_rank,
               const std::shared_ptr<detail::World>& world, const std::shared_ptr<detail::Group>& group,
-              FirstCause& cause) {
+              const std::shared_ptr<Recorder>& recorder, FirstCause& cause) {
   pthread_setname_np(pthread_self(), fmt::format("rank {}", rank).c_str());
   omp_set_num_threads(threads_per_rank);  // of this thread's parallel regions only
+  set_recorder_of_this_thread(recorder.get());
   try {
     RankContext context;
     context.rank = rank;
     context.size = world->size();
-    const auto communicator = detail::make_threads_communicator(world, group, rank, context.device, "world");
+    const auto communicator =
+        traced(detail::make_threads_communicator(world, group, rank, context.device, "world"), recorder);
     context.world = communicator.get();
     body(context);
   } catch (const Aborted&) {
@@ -85,11 +97,15 @@ void run_ranks(int ranks, const std::function<void(RankContext&)>& body, const R
   std::vector<int> numbers(static_cast<std::size_t>(ranks));
   std::iota(numbers.begin(), numbers.end(), 0);
   const auto group = std::make_shared<detail::Group>(world, std::move(numbers), "world");
-  FirstCause cause;
+  std::vector<std::shared_ptr<Recorder>> recorders;
+  for (int rank = 0; rank < ranks; ++rank) recorders.push_back(std::make_shared<Recorder>(rank));
+  FirstCause cause(recorders);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     try {
-      threads.emplace_back([&, rank] { run_rank(rank, body, options.threads_per_rank, world, group, cause); });
+      threads.emplace_back([&, rank] {
+        run_rank(rank, body, options.threads_per_rank, world, group, recorders[static_cast<std::size_t>(rank)], cause);
+      });
     } catch (const std::system_error& error) {
       cause.record(
           rank,
@@ -100,7 +116,7 @@ void run_ranks(int ranks, const std::function<void(RankContext&)>& body, const R
     }
   }
   for (std::thread& thread : threads) thread.join();
-  cause.rethrow_if_any();
+  cause.rethrow_if_any(options);
 }
 
 }  // namespace cuboid

@@ -32,11 +32,11 @@ void WaitWord::block(std::uint32_t seen, std::chrono::nanoseconds limit) {
   syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, seen, &timeout, nullptr, 0);
 }
 
-World::World(int size, double deadline, int threads_per_rank)
+World::World(int size, double deadline, int threads_per_rank, int busy)
     : size_(size),
       deadline_(deadline),
       cores_(std::max(1, static_cast<int>(std::thread::hardware_concurrency()))),
-      most_spins_(size * threads_per_rank <= cores_ ? kMostSpins : kMostSpinsOversubscribed),
+      most_spins_((busy > 0 ? busy : size) * threads_per_rank <= cores_ ? kMostSpins : kMostSpinsOversubscribed),
       ended_(std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(size))) {}
 
 int& World::spins_of_this_thread() {

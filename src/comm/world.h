@@ -20,7 +20,8 @@ class World {
  public:
   /// @param deadline          longest wait in seconds
   /// @param threads_per_rank  threads that a rank keeps busy, to judge whether spinning steals a core
-  World(int size, double deadline, int threads_per_rank);
+  /// @param busy              ranks that share this machine's cores; 0: all
+  World(int size, double deadline, int threads_per_rank, int busy = 0);
 
   int size() const { return size_; }
   double deadline() const { return deadline_; }

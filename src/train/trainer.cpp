@@ -279,12 +279,31 @@ void collect(Problems& problems, F&& make) {
   }
 }
 
+void check_fabric(const RunConfig& run, const Fabric& fabric, Problems& problems) {
+  if (fabric.job == nullptr) return;
+  problems.add_if(run.balance == Balance::measured && fabric.job->processes() > 1,
+                  "--balance measured: each process would measure costs of its own and cut the stages elsewhere; over "
+                  "MPI use flops, or give --stage-layers");
+  const int made = fabric.job->processes() * fabric.ranks_per_process;
+  if (made == run.grid.world()) return;
+  std::string degrees;
+  for (Axis axis : kAxes) {
+    if (run.grid.degree(axis) > 1)
+      degrees += fmt::format("{}--{} {}", degrees.empty() ? "" : " x ", name_of(axis), run.grid.degree(axis));
+  }
+  problems.add(fmt::format("the grid{} has {} ranks, but {} processes with --ranks-per-process {} make {}",
+                           degrees.empty() ? "" : " (" + degrees + ")", run.grid.world(), fabric.job->processes(),
+                           fabric.ranks_per_process, made));
+}
+
 }  // namespace
 
 TrainResult train(const RunConfig& run, const ModelConfig& model, const TrainEvents& events,
-                  const Checkpoint* checkpoint) {
+                  const Checkpoint* checkpoint, const Fabric& fabric) {
   const Clock::time_point begin = Clock::now();
+  const bool first = fabric.job == nullptr || fabric.job->process() == 0;  // has rank 0
   Problems problems;
+  check_fabric(run, fabric, problems);
   check_run(model, run, problems);
   std::unique_ptr<SampleSource> samples;
   std::unique_ptr<WeightFolder> weights;
@@ -297,27 +316,33 @@ TrainResult train(const RunConfig& run, const ModelConfig& model, const TrainEve
       check_weights(*weights, model, problems);
     });
   }
-  if (!run.dump_grads.empty()) collect(problems, [&] { check_writable(run.dump_grads); });
+  if (first && !run.dump_grads.empty()) collect(problems, [&] { check_writable(run.dump_grads); });
   problems.throw_if_any();
 
   const PipelineLayout layout = plan_pipeline(run, model);
   const Inputs in{run,  model, events, *samples, weights.get(), checkpoint, layout, flops_per_token(model, run.seq_len),
                   begin};
   const int world = run.grid.world();
-  if (events.on_start) events.on_start(describe_start(in, world));
+  if (first && events.on_start) events.on_start(describe_start(in, world));
   // What a killed run was writing or removing; on_start has seen to it that no other run uses the folder.
-  if (!run.out.empty()) remove_partial_checkpoints(checkpoint_folder(run));
+  if (first && !run.out.empty()) remove_partial_checkpoints(checkpoint_folder(run));
   TrainResult result;
   const auto train_rank = [&](RankContext& context) {
     RankTrainer trainer(context, in);
     const TrainResult mine = trainer.run();
     if (context.rank == 0) result = mine;
   };
+  const RankOptions options{
+      .deadline = run.deadline, .threads_per_rank = run.threads_per_rank, .on_failure = events.on_failure};
   try {
-    run_ranks(world, train_rank, {.deadline = run.deadline, .threads_per_rank = run.threads_per_rank});
+    if (fabric.job == nullptr) {
+      run_ranks(world, train_rank, options);
+    } else {
+      fabric.job->run(world, fabric.ranks_per_process, train_rank, options);
+    }
   } catch (...) {
     // All ranks have left: what they were writing is nobody's.
-    if (!run.out.empty()) remove_partial_checkpoints(checkpoint_folder(run));
+    if (first && !run.out.empty()) remove_partial_checkpoints(checkpoint_folder(run));
     throw;
   }
   return result;

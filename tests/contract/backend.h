@@ -20,6 +20,9 @@ struct Backend {
   std::vector<int> sizes;    ///< world sizes it can give
   bool one_process = false;  ///< members share an address space: messages are handed over, failures reach everybody
   std::function<void(int ranks, const Body& body, const RankOptions& options)> run;
+  /// Sum and maximum over the processes that ran the body.
+  std::function<std::int64_t(std::int64_t)> total = [](std::int64_t x) { return x; };
+  std::function<std::int64_t(std::int64_t)> most = [](std::int64_t x) { return x; };
 
   int largest() const { return sizes.back(); }
 };
@@ -51,6 +54,7 @@ inline std::string name_of_backend(const testing::TestParamInfo<Backend>& info) 
 
 /// Instantiates a suite for every backend, or for those that can give at least so many ranks.
 #define CUBOID_ON_BACKENDS(suite, least)                                                           \
+  GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(suite);                                            \
   INSTANTIATE_TEST_SUITE_P(On, suite, testing::ValuesIn(::cuboid::contract::backends_with(least)), \
                            ::cuboid::contract::name_of_backend)
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "cuboid/comm/communicator.h"
 
@@ -18,6 +20,9 @@ struct RankContext {
 struct RankOptions {
   double deadline = 600;     ///< longest wait for another rank, in seconds
   int threads_per_rank = 1;  ///< OpenMP threads that a rank's GEMMs may use
+  /// Called once after a failure, before it is thrown, with a report a rank: in
+  /// the first line what it was doing or waiting for, then its last communications.
+  std::function<void(const std::vector<std::string>&)> on_failure = {};
 };
 
 /// Runs body on `ranks` threads and returns when all have ended. A rank that throws aborts the world: the others' waits

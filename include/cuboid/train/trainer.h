@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cuboid/comm/processes.h"
 #include "cuboid/runtime/memory.h"
 #include "cuboid/train/checkpointing.h"
 #include "cuboid/train/pipeline_plan.h"
@@ -69,6 +70,14 @@ struct TrainEvents {
   std::function<void(int step, double loss)> on_validation;
   std::function<void(const Position&, const std::string& path)> on_checkpoint;  ///< one has become visible
   std::function<bool()> stop_wanted;  ///< asked after each step: save, if there is an output folder, and end
+  /// After a failure: a report a rank, as RankOptions says.
+  std::function<void(const std::vector<std::string>&)> on_failure;
+};
+
+/// Where the ranks run: as threads of this process, or over the processes of a job.
+struct Fabric {
+  Processes* job = nullptr;  ///< null: threads
+  int ranks_per_process = 1;
 };
 
 /// Trains. Writes only what the config names: dump_grads, and in out checkpoints/ and, with timeline, timeline.json.
@@ -78,6 +87,6 @@ struct TrainEvents {
 /// @throws Error{request} for anything wrong with the request, before threads start or memory is allocated by it;
 ///         Error{failed} or Error{deadline} for a run that broke, naming the rank.
 TrainResult train(const RunConfig& run, const ModelConfig& model, const TrainEvents& events = {},
-                  const Checkpoint* checkpoint = nullptr);
+                  const Checkpoint* checkpoint = nullptr, const Fabric& fabric = {});
 
 }  // namespace cuboid

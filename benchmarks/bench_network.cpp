@@ -1,0 +1,63 @@
+// A large all-reduce over the processes of a job, beside MPI_Allreduce called flat on the same processes in the same
+// run. Start it with mpirun; process 0 prints one JSON document. bench_network
+// [BYTES] [ROUNDS]
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#define OMPI_SKIP_MPICXX 1
+#include <fmt/format.h>
+#include <mpi.h>
+
+#include "cuboid/comm/processes.h"
+
+namespace {
+
+template <typename F>
+double seconds_of(F&& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+std::string described(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return fmt::format("{{\"fastest\": {:.6f}, \"median\": {:.6f}}}", values.front(), values[values.size() / 2]);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::int64_t count = (argc > 1 ? std::atoll(argv[1]) : 4 << 20) / 4;
+  const int rounds = argc > 2 ? std::atoi(argv[2]) : 9;
+  const auto job = cuboid::join_processes();
+  std::vector<double> ours;
+  std::vector<double> flat;
+  job->run(job->processes(), 1,
+           [&](cuboid::RankContext& self) {
+             const cuboid::Tensor x = self.device.zeros({count}, cuboid::DType::float32);
+             const cuboid::Tensor y = self.device.zeros({count}, cuboid::DType::float32);
+             for (int round = 0; round <= rounds; ++round) {
+               self.world->barrier();
+               const double a = seconds_of([&] { self.world->all_reduce(x, y, cuboid::ReduceOp::sum).wait(); });
+               self.world->barrier();
+               const double b = seconds_of([&] {
+                 MPI_Allreduce(x.raw(), y.raw(), static_cast<int>(count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+               });
+               if (round == 0 || self.rank != 0) continue;  // the first opens connections
+               ours.push_back(a);
+               flat.push_back(b);
+             }
+           },
+           {});
+  if (job->process() == 0) {
+    fmt::print("{{\"bytes\": {}, \"processes\": {}, \"all_reduce_seconds\": {}, \"mpi_allreduce_seconds\": {}}}\n",
+               4 * count, job->processes(), described(ours), described(flat));
+    std::fflush(stdout);
+  }
+  job->leave(0);
+  return 0;
+}

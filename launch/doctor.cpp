@@ -1,0 +1,234 @@
+// cuboid doctor: what this machine has, what follows from it, and the command that brings what is missing.
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <hwloc.h>
+#include <nlohmann/json.hpp>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "cuboid/comm/processes.h"
+#include "cuboid/core/text.h"
+#include "cuboid/core/units.h"
+
+#include "launch/commands.h"
+#include "launch/flags.h"
+
+namespace cuboid::launch {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// Findings, and what is missing for what.
+struct Findings {
+  Json facts;
+  Json missing = Json::array();
+  void lack(const std::string& what, const std::string& purpose, const std::string& command) {
+    missing.push_back({{"what", what}, {"for", purpose}, {"command", command}});
+  }
+};
+
+/// Standard output of a command; empty if it fails.
+std::string output_of(const std::string& command) {
+  std::string text;
+  std::FILE* pipe = popen((command + " 2>/dev/null").c_str(), "r");
+  if (pipe == nullptr) return "";
+  std::array<char, 4096> block;
+  for (std::size_t n; (n = std::fread(block.data(), 1, block.size(), pipe)) > 0;) text.append(block.data(), n);
+  return pclose(pipe) == 0 ? text : "";
+}
+
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
+bool library_loads(const char* name) {
+  void* library = dlopen(name, RTLD_LAZY | RTLD_LOCAL);
+  if (library != nullptr) dlclose(library);
+  return library != nullptr;
+}
+
+// The x86 features that decide which of oneDNN's kernels run, best first.
+void look_at_cpu(Findings& findings) {
+  std::ifstream file("/proc/cpuinfo");
+  std::set<std::string> flags;
+  std::string model;
+  for (std::string line; std::getline(file, line) && flags.empty();) {
+    const auto value = line.substr(std::min(line.size(), line.find(':') + 2));
+    if (line.starts_with("model name")) model = value;
+    if (!line.starts_with("flags")) continue;
+    std::istringstream words(value);
+    for (std::string word; words >> word;) flags.insert(word);
+  }
+  const auto kernels = [&](const std::vector<std::pair<const char*, const char*>>& choices) {
+    for (const auto& [flag, name] : choices) {
+      if (flags.contains(flag)) return std::string(name);
+    }
+    return std::string("SSE4.1");
+  };
+  Json features = Json::array();
+  for (const char* flag : {"avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"}) {
+    if (flags.contains(flag)) features.push_back(flag);
+  }
+  findings.facts["cpu"] = {
+      {"model", model},
+      {"features", features},
+      {"float32_gemm", kernels({{"avx512f", "AVX-512"}, {"avx2", "AVX2"}, {"avx", "AVX"}})},
+      {"bfloat16_gemm",
+       kernels({{"amx_bf16", "AMX"}, {"avx512_bf16", "AVX-512 BF16"}, {"avx512bw", "AVX-512, by way of float32"}})}};
+  if (!flags.contains("avx512bw")) {
+    findings.facts["cpu"]["bfloat16_gemm"] = "none in oneDNN: slow";
+    findings.lack("AVX-512", "fast bfloat16 matrix products", "use --dtype float32 on this machine");
+  }
+}
+
+void look_at_cores(Findings& findings) {
+  hwloc_topology_t topology;
+  hwloc_topology_init(&topology);
+  hwloc_topology_load(topology);
+  const auto count = [&](hwloc_obj_type_t type) { return hwloc_get_nbobjs_by_type(topology, type); };
+  findings.facts["cores"] = {{"physical", count(HWLOC_OBJ_CORE)},
+                             {"threads", count(HWLOC_OBJ_PU)},
+                             {"sockets", count(HWLOC_OBJ_PACKAGE)},
+                             {"numa_nodes", count(HWLOC_OBJ_NUMANODE)}};
+  Json nodes = Json::array();
+  for (int i = 0; i < count(HWLOC_OBJ_NUMANODE); ++i) {
+    const hwloc_obj_t node = hwloc_get_obj_by_type(topology, HWLOC_OBJ_NUMANODE, static_cast<unsigned>(i));
+    char cores[256] = {};
+    hwloc_bitmap_list_snprintf(cores, sizeof(cores), node->cpuset);
+    nodes.push_back({{"node", node->os_index}, {"cpus", cores}, {"bytes", node->attr->numanode.local_memory}});
+  }
+  findings.facts["numa"] = nodes;
+  hwloc_topology_destroy(topology);
+}
+
+Json limit(int resource) {
+  rlimit value{};
+  getrlimit(static_cast<__rlimit_resource>(resource), &value);
+  return value.rlim_cur == RLIM_INFINITY ? Json("unlimited") : Json(value.rlim_cur);
+}
+
+void look_at_limits(Findings& findings) {
+  const auto bytes =
+      static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  struct statvfs shm = {};
+  const bool has_shm = statvfs("/dev/shm", &shm) == 0;
+  const std::uint64_t shm_bytes = has_shm ? std::uint64_t{shm.f_bavail} * shm.f_frsize : 0;
+  findings.facts["memory_bytes"] = bytes;
+  findings.facts["shm_free_bytes"] = shm_bytes;
+  findings.facts["limits"] = {{"open_files", limit(RLIMIT_NOFILE)},
+                              {"locked_memory_bytes", limit(RLIMIT_MEMLOCK)},
+                              {"processes", limit(RLIMIT_NPROC)},
+                              {"stack_bytes", limit(RLIMIT_STACK)}};
+  // Open MPI keeps a few MiB there for each process of a host.
+  if (shm_bytes < (64U << 20)) {
+    findings.lack("/dev/shm of 64 MiB", "several MPI processes on this host",
+                  "mount -o remount,size=1G /dev/shm  (docker: --shm-size=1g)");
+  }
+  const Json files = findings.facts["limits"]["open_files"];
+  if (files.is_number() && files.get<std::uint64_t>() < 1024) {
+    findings.lack("1024 open files", "jobs of many processes", "ulimit -n 4096");
+  }
+}
+
+void look_at_mpi(Findings& findings) {
+  const std::string version = first_line(output_of("mpirun --version"));
+  Json transports = Json::array();
+  std::istringstream lines(output_of("ompi_info --parsable"));
+  for (std::string line; std::getline(lines, line);) {
+    for (const char* kind : {"mca:btl:", "mca:mtl:", "mca:pml:"}) {
+      if (!line.starts_with(kind) || line.find(":version:mca") == std::string::npos) continue;
+      const std::string rest = line.substr(std::string(kind).size());
+      transports.push_back(std::string(kind).substr(4, 3) + " " + rest.substr(0, rest.find(':')));
+    }
+  }
+  findings.facts["mpi"] = {{"built_in", built_with_mpi()}, {"mpirun", version}, {"transports", transports}};
+  if (version.empty()) findings.lack("mpirun", "runs on several hosts", "apt-get install openmpi-bin");
+  if (!built_with_mpi()) {
+    findings.lack("MPI in this program", "--fabric mpi", "apt-get install libopenmpi-dev, then build again");
+  }
+  if (output_of("command -v ssh").empty()) {
+    findings.lack("ssh", "mpirun across hosts", "apt-get install openssh-client");
+  }
+}
+
+void look_at_gpus(Findings& findings) {
+  const bool driver = library_loads("libcuda.so.1");
+  Json gpus = Json::array();
+  if (driver) {
+    std::istringstream lines(
+        output_of("nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader"));
+    for (std::string line; std::getline(lines, line);) gpus.push_back(line);
+  }
+  const bool runtime =
+      library_loads("libcudart.so") || library_loads("libcudart.so.12") || library_loads("libcudart.so.13");
+  const bool nccl = library_loads("libnccl.so.2");
+  findings.facts["cuda"] = {{"driver", driver}, {"runtime", runtime}, {"nccl", nccl}, {"gpus", gpus}};
+  const char* toolkit = "see https://developer.nvidia.com/cuda-downloads";
+  if (!driver)
+    findings.lack("a GPU with NVIDIA's driver", "--device cuda", "apt-get install nvidia-driver (Debian non-free)");
+  if (!runtime) findings.lack("CUDA runtime", "--device cuda", toolkit);
+  if (!nccl) findings.lack("NCCL", "several GPUs", "apt-get install libnccl2 (NVIDIA's repository)");
+}
+
+void print_value(const std::string& name, const Json& value, int depth) {
+  const std::string indent(static_cast<std::size_t>(2 * depth), ' ');
+  if (value.is_object()) {
+    fmt::print("{}{}\n", indent, name);
+    for (const auto& [key, inner] : value.items()) print_value(key, inner, depth + 1);
+    return;
+  }
+  std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+  if (value.is_array()) {
+    std::vector<std::string> items;
+    for (const auto& item : value) items.push_back(item.is_string() ? item.get<std::string>() : item.dump());
+    text = items.empty() ? "none" : join(items);
+  }
+  if (value.is_boolean()) text = value.get<bool>() ? "yes" : "no";
+  if (name.ends_with("_bytes") && value.is_number()) text = human_bytes(value.get<std::uint64_t>());
+  fmt::print("{}{:<{}} {}\n", indent, name, 24 - 2 * depth, text);
+}
+
+}  // namespace
+
+int doctor_command(const Arguments& arguments) {
+  Flags flags("cuboid doctor [flags]",
+              "Reports what this machine has for training (CPU, memory, MPI, GPUs), what is missing for what, and the\n"
+              "command that brings it.");
+  bool json = false;
+  flags.toggle("json", json, "print one JSON document");
+  Problems problems;
+  flags.parse(arguments, problems);
+  if (flags.help_wanted()) {
+    fmt::print("{}", flags.help());
+    return 0;
+  }
+  flags.apply(problems);
+  problems.throw_if_any();
+  Findings findings;
+  look_at_cpu(findings);
+  look_at_cores(findings);
+  look_at_limits(findings);
+  look_at_mpi(findings);
+  look_at_gpus(findings);
+  if (json) {
+    findings.facts["missing"] = findings.missing;
+    fmt::print("{}\n", findings.facts.dump(2));
+    return 0;
+  }
+  for (const auto& [name, value] : findings.facts.items()) print_value(name, value, 0);
+  for (const auto& lack : findings.missing) {
+    fmt::print("missing: {} (for {}): {}\n", lack["what"].get<std::string>(), lack["for"].get<std::string>(),
+               lack["command"].get<std::string>());
+  }
+  return 0;
+}
+
+}  // namespace cuboid::launch

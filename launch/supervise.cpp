@@ -1,0 +1,146 @@
+#include "launch/supervise.h"
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cuboid/core/error.h"
+#include "cuboid/core/log.h"
+
+namespace cuboid::launch {
+namespace {
+
+std::atomic<pid_t> g_child = 0;
+volatile std::sig_atomic_t g_told_to_end = 0;
+
+void pass_on(int signal) {
+  if (signal == SIGINT || signal == SIGTERM) g_told_to_end = 1;
+  if (g_child > 0) kill(g_child, signal);
+}
+
+// "[1,3]<stderr>:text" is what mpirun --tag-output makes of process 3's "text".
+void pass_line(const std::string& line) {
+  const auto comma = line.find(',');
+  const auto close = line.find("]<", comma);
+  const auto colon = line.find(">:", close);
+  if (!line.starts_with('[') || colon == std::string::npos) {
+    if (!line.empty()) fmt::print(stderr, "{}\n", line);
+    return;
+  }
+  const std::string process = line.substr(comma + 1, close - comma - 1);
+  const bool output = line.compare(close + 2, 6, "stdout") == 0;
+  const std::string text = line.substr(colon + 2);
+  if (output && process == "0") {
+    fmt::print("{}\n", text);
+    std::fflush(stdout);
+  } else {
+    fmt::print(stderr, "process {}: {}\n", process, text);
+  }
+}
+
+// What a pipe brings, cut into lines.
+class LineReader {
+ public:
+  explicit LineReader(int descriptor) : descriptor_(descriptor) {}
+  int descriptor() const { return descriptor_; }
+  /// False at the end.
+  bool read_some() {
+    std::array<char, 65536> block;
+    const ssize_t n = read(descriptor_, block.data(), block.size());
+    if (n < 0 && errno == EINTR) return true;
+    if (n <= 0) {
+      if (!rest_.empty()) pass_line(rest_);
+      close(descriptor_);
+      descriptor_ = -1;
+      return false;
+    }
+    rest_.append(block.data(), static_cast<std::size_t>(n));
+    std::size_t begin = 0;
+    for (std::size_t end; (end = rest_.find('\n', begin)) != std::string::npos; begin = end + 1) {
+      pass_line(rest_.substr(begin, end - begin));
+    }
+    rest_.erase(0, begin);
+    return true;
+  }
+
+ private:
+  int descriptor_;
+  std::string rest_;
+};
+
+// Runs the words once; the wait status.
+int run_once(const std::vector<std::string>& words) {
+  int out[2];
+  int err[2];
+  if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) {
+    throw Error(ErrorKind::failed, fmt::format("pipe: {}", std::strerror(errno)));
+  }
+  std::vector<char*> arguments;
+  for (const auto& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(out[1], STDOUT_FILENO);
+    dup2(err[1], STDERR_FILENO);
+    execvp(arguments[0], arguments.data());
+    fmt::print(stderr, "{}: {}; install openmpi-bin\n", words[0], std::strerror(errno));
+    _exit(2);
+  }
+  close(out[1]);
+  close(err[1]);
+  if (child < 0) throw Error(ErrorKind::failed, fmt::format("fork: {}", std::strerror(errno)));
+  g_child = child;
+  std::array<LineReader, 2> readers = {LineReader(out[0]), LineReader(err[0])};
+  while (readers[0].descriptor() >= 0 || readers[1].descriptor() >= 0) {
+    std::array<pollfd, 2> waiting = {pollfd{readers[0].descriptor(), POLLIN, 0},
+                                     pollfd{readers[1].descriptor(), POLLIN, 0}};
+    if (poll(waiting.data(), waiting.size(), -1) < 0 && errno != EINTR) break;
+    for (std::size_t i = 0; i < 2; ++i) {
+      if (waiting[i].revents != 0) readers[i].read_some();
+    }
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  g_child = 0;
+  return status;
+}
+
+int exit_status_of(int wait_status) {
+  if (!WIFEXITED(wait_status)) return 3;
+  const int status = WEXITSTATUS(wait_status);
+  return status == 0 || status == 2 || status == 4 ? status : 3;
+}
+
+}  // namespace
+
+int supervise(const std::vector<std::string>& words, const std::vector<std::string>& again, int max_restarts) {
+  struct sigaction action = {};
+  action.sa_handler = pass_on;
+  for (int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) sigaction(signal, &action, nullptr);
+  for (int restarts = 0;; ++restarts) {
+    const int wait_status = run_once(restarts == 0 ? words : again);
+    const int status = exit_status_of(wait_status);
+    if (status == 0 || status == 2) return status;
+    const std::string how = WIFEXITED(wait_status) ? fmt::format("status {}", WEXITSTATUS(wait_status))
+                                                   : fmt::format("signal {}", WTERMSIG(wait_status));
+    if (g_told_to_end != 0 || restarts == max_restarts) {
+      log::error(
+          fmt::format("the run ended with {}{}", how,
+                      restarts > 0 ? fmt::format(", after {} restart{}", restarts, restarts > 1 ? "s" : "") : ""));
+      return status;
+    }
+    log::warning(fmt::format("the run ended with {}; restart {} of {}", how, restarts + 1, max_restarts));
+  }
+}
+
+}  // namespace cuboid::launch

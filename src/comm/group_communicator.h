@@ -1,0 +1,121 @@
+// A communicator on top of a group that its members in this process share: checks arguments and tracks tensors. The
+// group does the rest. `AGroup` is Group or SpanGroup.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "operation.h"
+
+namespace cuboid::detail {
+
+// Reading one tensor while writing the other is in order if they are the same memory or apart.
+inline bool overlap(const Tensor& a, const Tensor& b) {
+  const auto* begin_a = static_cast<const std::byte*>(a.raw());
+  const auto* begin_b = static_cast<const std::byte*>(b.raw());
+  return a.buffer() == b.buffer() && begin_a < begin_b + b.bytes() && begin_b < begin_a + a.bytes();
+}
+
+inline std::string both(const Tensor& in, const Tensor& out) {
+  return fmt::format("in {} {}, out {} {}", to_string(in.shape()), name_of(in.dtype()), to_string(out.shape()),
+                     name_of(out.dtype()));
+}
+
+template <typename AGroup>
+class GroupCommunicator : public Communicator {
+ public:
+  GroupCommunicator(std::shared_ptr<AGroup> group, int rank, const Device& device, const std::string& name)
+      : Communicator(rank, group->size(), name), group_(std::move(group)), device_(device) {}
+
+  Work all_reduce(const Tensor& in, const Tensor& out, ReduceOp op) override {
+    CUBOID_CHECK(in.dtype() == out.dtype() && in.elements() == out.elements(), both(in, out));
+    CUBOID_CHECK(in.raw() == out.raw() || !overlap(in, out), "in and out overlap in part");
+    return start({.kind = CallKind::all_reduce, .count = out.elements(), .dtype = out.dtype(), .reduce = op}, in, out);
+  }
+
+  Work reduce_scatter(const Tensor& in, const Tensor& out, ReduceOp op) override {
+    check_parts(out, in, both(in, out));
+    return start({.kind = CallKind::reduce_scatter, .count = out.elements(), .dtype = out.dtype(), .reduce = op}, in,
+                 out);
+  }
+
+  Work all_gather(const Tensor& in, const Tensor& out) override {
+    check_parts(in, out, both(in, out));
+    return start({.kind = CallKind::all_gather, .count = in.elements(), .dtype = in.dtype()}, in, out);
+  }
+
+  Work all_to_all(const Tensor& in, const Tensor& out) override {
+    CUBOID_CHECK(in.dtype() == out.dtype() && in.elements() == out.elements() && in.elements() % size() == 0,
+                 both(in, out));
+    CUBOID_CHECK(!overlap(in, out), "in and out overlap");
+    return start({.kind = CallKind::all_to_all, .count = in.elements() / size(), .dtype = in.dtype()}, in, out);
+  }
+
+  Work broadcast(const Tensor& tensor, int root) override {
+    CUBOID_CHECK(root >= 0 && root < size(), fmt::format("root {} of {}", root, size()));
+    return start({.kind = CallKind::broadcast, .count = tensor.elements(), .dtype = tensor.dtype(), .root = root},
+                 tensor, tensor);
+  }
+
+  void barrier() override { start({.kind = CallKind::barrier}, {}, {}).wait(); }
+
+  Work send(Tensor tensor, int to, int tag) override {
+    check_peer(to);
+    // The receiver may take its time, and who keeps a reference may write to it meanwhile: then a copy travels.
+    if (tensor.unique()) {
+      device_.adopt(tensor, Category::communication);
+    } else {
+      tensor = device_.clone(tensor, Category::communication);
+    }
+    group_->send(rank(), std::move(tensor), to, tag);
+    return {};
+  }
+
+  Incoming recv(Shape shape, DType dtype, int from, int tag) override {
+    check_peer(from);
+    const std::uint64_t claimed = group_->claim_message(rank(), from, tag);
+    return Incoming(
+        [group = group_, device = device_, shape = std::move(shape), rank = rank(), dtype, from, tag, claimed] {
+          const std::string expected = fmt::format("{} {}", to_string(shape), name_of(dtype));
+          Tensor message = group->receive(rank, from, tag, claimed, expected);
+          if (message.shape() != shape || message.dtype() != dtype) {
+            throw std::logic_error(
+                group->describe(
+                    rank, fmt::format("recv of {} from rank {}, tag {}", expected, group->world_rank(from), tag)) +
+                fmt::format(": the sender's is {} {}", to_string(message.shape()), name_of(message.dtype())));
+          }
+          device.adopt(message, Category::activations);
+          return message;
+        });
+  }
+
+ protected:
+  const std::shared_ptr<AGroup>& group() const { return group_; }
+  const Device& device() const { return device_; }
+
+ private:
+  Work start(const Call& call, const Tensor& in, const Tensor& out) {
+    return Work([group = group_, operation = group_->start(rank(), call, in, out), rank = rank()] {
+      group->finish(rank, *operation);
+    });
+  }
+
+  // `whole` has size() parts like `part`, which may be the own one of them.
+  void check_parts(const Tensor& part, const Tensor& whole, const std::string& sizes) const {
+    CUBOID_CHECK(part.dtype() == whole.dtype() && whole.elements() == size() * part.elements(), sizes);
+    const auto* own = static_cast<const std::byte*>(whole.raw()) + static_cast<std::size_t>(rank()) * part.bytes();
+    CUBOID_CHECK(part.raw() == own || !overlap(part, whole), "in and out overlap other than in the own part");
+  }
+
+  void check_peer(int peer) const {
+    CUBOID_CHECK(peer >= 0 && peer < size() && peer != rank(),
+                 fmt::format("member {} of {} names member {} as its peer", rank(), size(), peer));
+  }
+
+  std::shared_ptr<AGroup> group_;
+  Device device_;
+};
+
+}  // namespace cuboid::detail

@@ -1,0 +1,103 @@
+// Two hosts with a network of 1 Gbit/s between them, made from namespaces (tests/hosts/hosts).
+#include <cstdlib>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include "cluster/shell.h"
+
+namespace cuboid::test {
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+
+const std::string kOracle = CUBOID_TEST_DATA "/oracle/gpt2-tiny";
+const std::string kHosts = CUBOID_SOURCE_DIR "/tests/hosts/hosts";
+
+class Network : public testing::Test {
+ protected:
+  // One set-up for all tests of the program's process; names are short, as interface names are.
+  static void SetUpTestSuite() {
+    name_ = "cb" + std::to_string(getpid() % 100000);
+    const Ended up = shell(kHosts + " up 2 " + name_);
+    usable_ = up.status == 0;
+    why_not_ = up.err;
+    EXPECT_TRUE(usable_ || up.status == 77) << up.err;
+  }
+  static void TearDownTestSuite() { shell(kHosts + " down " + name_); }
+  void SetUp() override {
+    if (!usable_) GTEST_SKIP() << why_not_;
+  }
+
+  // On `slots` processes a host, by mpirun on the first host.
+  static std::string mpirun(int slots) {
+    const std::string n = std::to_string(slots);
+    return kHosts + " enter " + name_ + "-1 env TMPDIR=/tmp $MPIRUN --mca plm_rsh_agent '" + kHosts +
+           " agent' --mca btl_tcp_if_include eth0 " + "--mca oob_tcp_if_include eth0 --host " + name_ + "-1:" + n +
+           "," + name_ + "-2:" + n + " -n " + std::to_string(2 * slots) + " ";
+  }
+  static std::string run(const std::string& more) {
+    return "$CUBOID train --model " + kOracle + " --data " + kOracle +
+           "/tokens.bin --seq-len 32 --global-batch 8 --tp 2 --pp 2 --dp 2 --dropout 0.1 " + more;
+  }
+
+  static inline std::string name_, why_not_;
+  static inline bool usable_ = false;
+};
+
+TEST_F(Network, TrainingOnTwoHostsGivesTheSameBits) {
+  const Ended alone = shell(run("--steps 3 --json"));
+  ASSERT_EQ(alone.status, 0) << alone.err;
+  const Ended hybrid = shell(mpirun(1) + run("--steps 3 --json --ranks-per-process 4"));
+  ASSERT_EQ(hybrid.status, 0) << hybrid.err;
+  const Ended processes = shell(mpirun(4) + run("--steps 3 --json"));
+  ASSERT_EQ(processes.status, 0) << processes.err;
+  EXPECT_EQ(json::parse(hybrid.out).at("weights_hash"), json::parse(alone.out).at("weights_hash"));
+  EXPECT_EQ(json::parse(processes.out).at("weights_hash"), json::parse(alone.out).at("weights_hash"));
+}
+
+TEST_F(Network, AStoppedProcessIsNamedWithItsHost) {
+  const Ended ended =
+      shell_and_signal(mpirun(1), run("--steps 1000000 --ranks-per-process 4 --seed 90011"), "seed 90011", 1, "STOP");
+  EXPECT_EQ(ended.status, 3) << ended.err;
+  EXPECT_LT(ended.seconds, 10.0);
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("process 1 (ranks 4-7) on host " + name_ + "-2"), HasSubstr("rank 0 ")));
+  EXPECT_EQ(std::atoi(shell("sleep 0.3; pgrep -fc '^[^ ]*cuboid .*seed 90011'").out.c_str()), 0);
+}
+
+TEST_F(Network, AKilledRankEndsAllHosts) {
+  const Ended ended = shell_and_signal(mpirun(4), run("--steps 1000000 --seed 90012"), "seed 90012", 6, "KILL");
+  EXPECT_NE(ended.status, 0);
+  EXPECT_LT(ended.seconds, 10.0);
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 6"), HasSubstr(name_ + "-2")));
+  EXPECT_EQ(std::atoi(shell("sleep 0.3; pgrep -fc '^[^ ]*cuboid .*seed 90012'").out.c_str()), 0);
+}
+
+TEST_F(Network, ALargeAllReduceComesNearTheNetworksLimit) {
+  // Whatever the algorithm, each host has to send as many bytes as one rank's tensor has: here in 33.6 ms.
+  constexpr double kBytes = 4 << 20;
+  constexpr double kLimit = kBytes * 8 / 1e9;
+  // A busy machine upsets one measurement, hardly three.
+  std::string seen;
+  bool good = false;
+  for (int attempt = 0; attempt < 3 && !good; ++attempt) {
+    const Ended ended = shell(mpirun(2) + CUBOID_BENCH_NETWORK + " 4194304 9");
+    ASSERT_EQ(ended.status, 0) << ended.err;
+    seen += ended.out;
+    const json result = json::parse(ended.out);
+    const json& ours = result.at("all_reduce_seconds");
+    const json& flat = result.at("mpi_allreduce_seconds");
+    good = ours.at("fastest").get<double>() < 1.4 * kLimit &&
+           ours.at("median").get<double>() < flat.at("median").get<double>();
+    EXPECT_GT(ours.at("fastest").get<double>(), 0.8 * kLimit) << "these links are not slow: " << seen;
+  }
+  EXPECT_TRUE(good) << seen;
+}
+
+}  // namespace
+}  // namespace cuboid::test
