@@ -85,11 +85,12 @@ class Process {
     signal(SIGKILL);
     return wait();
   }
-  std::string errors() const { return read_file(errors_); }
+  /// What it has printed; empty before it has started to.
+  std::string errors() const { return fs::exists(errors_) ? read_file(errors_) : std::string(); }
   /// Waits until the words appear on standard error. False: they have not after a long time.
   bool await(const std::string& words) const {
     for (int i = 0; i < 6000; ++i) {
-      if (fs::exists(errors_) && errors().find(words) != std::string::npos) return true;
+      if (errors().find(words) != std::string::npos) return true;
       std::this_thread::sleep_for(milliseconds(5));
     }
     return false;
@@ -151,7 +152,7 @@ void kill_until_finished(const Words& grid, int kills, unsigned seed) {
     }
     const json result = finished(run_into(out, words));
     ASSERT_EQ(result["weights_hash"], whole["weights_hash"]);
-    ASSERT_GE(result["first_step"], announced_step(read_file(errors)));
+    ASSERT_GE(result["first_step"], announced_step(fs::exists(errors) ? read_file(errors) : std::string()));
     EXPECT_THAT(entries(out / "checkpoints"), ::testing::ElementsAre("latest", "step_00000010", "step_00000012"));
     const auto lines = read_json_lines(out / "metrics.jsonl");
     ASSERT_EQ(lines.size(), 12U);  // each step once, although some were done twice
