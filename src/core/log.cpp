@@ -43,9 +43,15 @@ void print(std::string_view prefix, std::string_view message) {
 void info(std::string_view message) {
   if (!g_quiet) print("cuboid: ", message);
 }
-void warning(std::string_view message) { print("cuboid: warning: ", message); }
-void error(std::string_view message) { print("cuboid: error: ", message); }
-void set_quiet(bool quiet) { g_quiet = quiet; }
+void warning(std::string_view message) {
+  print("cuboid: warning: ", message);
+}
+void error(std::string_view message) {
+  print("cuboid: error: ", message);
+}
+void set_quiet(bool quiet) {
+  g_quiet = quiet;
+}
 void set_interrupt(void (*before)(), void (*after)()) {
   const std::scoped_lock lock(g_line);
   g_before = before;

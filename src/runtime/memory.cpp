@@ -25,7 +25,7 @@ class Pool {
         return block;
       }
     }
-    return ::operator new(capacity, std::align_val_t{kAlignment});
+    return ::operator new (capacity, std::align_val_t{kAlignment});
   }
   void give(void* block, std::size_t capacity) {
     const std::scoped_lock lock(mutex_);
@@ -33,7 +33,7 @@ class Pool {
   }
   ~Pool() {
     for (auto& [capacity, blocks] : free_) {
-      for (void* block : blocks) ::operator delete(block, std::align_val_t{kAlignment});
+      for (void* block : blocks) ::operator delete (block, std::align_val_t{kAlignment});
     }
   }
 
@@ -79,8 +79,12 @@ void MemoryAccount::reset_peaks() {
   peak_total_ = live_total_.load();
 }
 
-std::int64_t MemoryAccount::live(Category category) const { return live_[static_cast<std::size_t>(category)]; }
-std::int64_t MemoryAccount::peak(Category category) const { return peak_[static_cast<std::size_t>(category)]; }
+std::int64_t MemoryAccount::live(Category category) const {
+  return live_[static_cast<std::size_t>(category)];
+}
+std::int64_t MemoryAccount::peak(Category category) const {
+  return peak_[static_cast<std::size_t>(category)];
+}
 
 Buffer::Buffer(std::shared_ptr<MemoryAccount> account, Category category, std::size_t bytes)
     : account_(std::move(account)),

@@ -1,6 +1,7 @@
-// A sum of non-negative doubles without rounding: a fixed-point number of 640 bits in integer limbs. Integer addition is
-// exact, so the result depends on the numbers alone and not on their order or on who added them: sums of several ranks
-// are merged by adding limbs, and the global gradient norm comes out the same however the gradient is cut (law 1).
+// A sum of non-negative doubles without rounding: a fixed-point number of 640 bits in integer limbs. Integer addition
+// is exact, so the result depends on the numbers alone and not on their order or on who added them: sums of several
+// ranks are merged by adding limbs, and the global gradient norm comes out the same however the gradient is cut (law
+// 1).
 #pragma once
 
 #include <array>

@@ -23,7 +23,8 @@ class Tokenizer {
 /// A byte is a token: ids 0 … 255.
 std::unique_ptr<Tokenizer> make_byte_tokenizer();
 
-/// @param path  a SentencePiece model (tokenizer.model). @throws Error{request} if it cannot be read, or if this program
+/// @param path  a SentencePiece model (tokenizer.model). @throws Error{request} if it cannot be read, or if this
+/// program
 ///              was built without the library
 std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(const std::string& path);
 

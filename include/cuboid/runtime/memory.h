@@ -1,5 +1,5 @@
-// Memory that is accounted for: every buffer belongs to a rank's arena and to a category, so that what was planned can be
-// compared with what was allocated (law 6).
+// Memory that is accounted for: every buffer belongs to a rank's arena and to a category, so that what was planned can
+// be compared with what was allocated (law 6).
 #pragma once
 
 #include <array>
@@ -33,8 +33,8 @@ class MemoryAccount {
   std::atomic<std::int64_t> peak_total_ = 0;
 };
 
-/// One allocation. Returned to the process-wide pool when the last tensor that uses it goes: a training step asks for the
-/// same sizes again and again, and fresh pages from the kernel would cost more than the kernels that fill them.
+/// One allocation. Returned to the process-wide pool when the last tensor that uses it goes: a training step asks for
+/// the same sizes again and again, and fresh pages from the kernel would cost more than the kernels that fill them.
 class Buffer {
  public:
   /// Uninitialised memory, 256-byte aligned. `bytes` are counted exactly. @throws std::bad_alloc

@@ -1,5 +1,5 @@
-// The process grid: how many ranks each axis has, and which rank sits where. A value computed by arithmetic; it knows no
-// communicator (groups.h makes those from it) and no device.
+// The process grid: how many ranks each axis has, and which rank sits where. A value computed by arithmetic; it knows
+// no communicator (groups.h makes those from it) and no device.
 #pragma once
 
 #include <array>
@@ -26,15 +26,16 @@ struct AxisValues {
 };
 using Coordinate = AxisValues;
 
-/// Degrees and axis order. The first axis of the order is the fastest: with tp-cp-ep-dp-pp, neighbouring ranks differ in
-/// their tp coordinate, and a tp group is a run of consecutive ranks.
+/// Degrees and axis order. The first axis of the order is the fastest: with tp-cp-ep-dp-pp, neighbouring ranks differ
+/// in their tp coordinate, and a tp group is a run of consecutive ranks.
 class Grid {
  public:
   static constexpr std::string_view kDefaultOrder = "tp-cp-ep-dp-pp";
 
   /// One rank.
   Grid() : Grid({{1, 1, 1, 1, 1}}, kDefaultOrder) {}
-  /// @throws Error{request} naming a degree below 1, a product over 2^31-1, or an order that is not a permutation of the
+  /// @throws Error{request} naming a degree below 1, a product over 2^31-1, or an order that is not a permutation of
+  /// the
   ///         axes ("tp-dp-pp" is accepted: axes left out must have degree 1 and come last).
   Grid(const AxisValues& degrees, std::string_view order);
 

@@ -26,10 +26,10 @@ struct Piece {
 };
 
 struct ParameterInfo {
-  std::string name;     ///< global name, "layers.3.attention.qkv.weight"
-  Shape shape;          ///< global shape
-  int block = 0;        ///< position in the pipeline: 0 embedding, 1…L layers, L+1 head
-  int split_dim = -1;   ///< dim cut over the tensor axis; -1: replicated
+  std::string name;           ///< global name, "layers.3.attention.qkv.weight"
+  Shape shape;                ///< global shape
+  int block = 0;              ///< position in the pipeline: 0 embedding, 1…L layers, L+1 head
+  int split_dim = -1;         ///< dim cut over the tensor axis; -1: replicated
   std::vector<Piece> pieces;  ///< cover split_dim in order; empty iff split_dim is -1
   std::string tied_with;      ///< name of the parameter whose values this one shares (an output head); or empty
   bool decay = false;         ///< weight decay acts on it (matrices and embeddings)
@@ -45,8 +45,8 @@ struct Range {
 };
 
 /// What tensor rank `rank` of `size` owns of the split dim, a range a piece, in the local order.
-/// An uneven piece of n units gives rank r the units [r·n/size, (r+1)·n/size). A replicable piece of n < size units gives
-/// rank r the unit r·n/size. @pre the split is possible (see check_split)
+/// An uneven piece of n units gives rank r the units [r·n/size, (r+1)·n/size). A replicable piece of n < size units
+/// gives rank r the unit r·n/size. @pre the split is possible (see check_split)
 std::vector<Range> owned_ranges(const ParameterInfo& parameter, int rank, int size);
 
 /// Shape of that rank's shard.
