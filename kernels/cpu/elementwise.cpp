@@ -38,46 +38,6 @@ void gelu_gradient(const Device&, const Tensor& dy, const Tensor& x, const Tenso
   });
 }
 
-void swiglu(const Device&, const Tensor& gate_up, const Tensor& y) {
-  const std::int64_t rows = row_count(gate_up);
-  const std::int64_t n = row_length(gate_up) / 2;
-  CUBOID_CHECK(row_length(gate_up) == 2 * n, "swiglu: gate_up is " + to_string(gate_up.shape()));
-  expect(y, gate_up.dtype(), rows * n, "swiglu: y");
-  with_storage(y, [&]<typename T>(T) {
-    const T* in = gate_up.data<T>();
-    T* out = y.data<T>();
-    parallel_for(rows, [=](std::int64_t r) {
-      const T* gate = in + r * 2 * n;
-      T* row = out + r * n;
-      body::OneLane{}.each(
-          n, [=](std::int64_t i) { row[i] = static_cast<T>(body::swiglu(real(gate[i]), real(gate[n + i]))); });
-    });
-  });
-}
-
-void swiglu_gradient(const Device&, const Tensor& dy, const Tensor& gate_up, const Tensor& dgate_up) {
-  const std::int64_t rows = row_count(gate_up);
-  const std::int64_t n = row_length(gate_up) / 2;
-  CUBOID_CHECK(row_length(gate_up) == 2 * n, "swiglu_gradient: gate_up is " + to_string(gate_up.shape()));
-  expect(dy, gate_up.dtype(), rows * n, "swiglu_gradient: dy");
-  expect_like(dgate_up, gate_up, "swiglu_gradient: dgate_up");
-  with_storage(dy, [&]<typename T>(T) {
-    const T* dys = dy.data<T>();
-    const T* in = gate_up.data<T>();
-    T* out = dgate_up.data<T>();
-    parallel_for(rows, [=](std::int64_t r) {
-      const T* gate = in + r * 2 * n;
-      const T* row = dys + r * n;
-      T* d = out + r * 2 * n;
-      body::OneLane{}.each(n, [=](std::int64_t i) {
-        const auto g = body::swiglu_gradient(real(row[i]), real(gate[i]), real(gate[n + i]));
-        d[i] = static_cast<T>(g.dgate);
-        d[n + i] = static_cast<T>(g.dup);
-      });
-    });
-  });
-}
-
 void add_bias(const Device&, const Tensor& x, const Tensor& bias, const Tensor& y) {
   const std::int64_t n = row_length(x);
   expect(bias, x.dtype(), n, "add_bias: bias");

@@ -5,30 +5,34 @@
 #include "kernels/cpu/launch.h"
 
 namespace cuboid::kernels {
+namespace {
 
-void geglu(const Device&, const Tensor& gate_up, const Tensor& y) {
+// y (N,F) = f(gate, up) with gate_up (N,2F) = gate | up in each row.
+template <typename F>
+void gated(const Tensor& gate_up, const Tensor& y, const std::string& name, F f) {
   const std::int64_t rows = row_count(gate_up);
   const std::int64_t n = row_length(gate_up) / 2;
-  CUBOID_CHECK(row_length(gate_up) == 2 * n, "geglu: gate_up is " + to_string(gate_up.shape()));
-  expect(y, gate_up.dtype(), rows * n, "geglu: y");
+  CUBOID_CHECK(row_length(gate_up) == 2 * n, name + ": gate_up is " + to_string(gate_up.shape()));
+  expect(y, gate_up.dtype(), rows * n, (name + ": y").c_str());
   with_storage(y, [&]<typename T>(T) {
     const T* in = gate_up.data<T>();
     T* out = y.data<T>();
     parallel_for(rows, [=](std::int64_t r) {
       const T* gate = in + r * 2 * n;
       T* row = out + r * n;
-      body::OneLane{}.each(
-          n, [=](std::int64_t i) { row[i] = static_cast<T>(body::gelu(real(gate[i])) * real(gate[n + i])); });
+      body::OneLane{}.each(n, [=](std::int64_t i) { row[i] = static_cast<T>(f(real(gate[i]), real(gate[n + i]))); });
     });
   });
 }
 
-void geglu_gradient(const Device&, const Tensor& dy, const Tensor& gate_up, const Tensor& dgate_up) {
+// dgate | dup = f(dy, gate, up), which returns both.
+template <typename F>
+void gated_gradient(const Tensor& dy, const Tensor& gate_up, const Tensor& dgate_up, const std::string& name, F f) {
   const std::int64_t rows = row_count(gate_up);
   const std::int64_t n = row_length(gate_up) / 2;
-  CUBOID_CHECK(row_length(gate_up) == 2 * n, "geglu_gradient: gate_up is " + to_string(gate_up.shape()));
-  expect(dy, gate_up.dtype(), rows * n, "geglu_gradient: dy");
-  expect_like(dgate_up, gate_up, "geglu_gradient: dgate_up");
+  CUBOID_CHECK(row_length(gate_up) == 2 * n, name + ": gate_up is " + to_string(gate_up.shape()));
+  expect(dy, gate_up.dtype(), rows * n, (name + ": dy").c_str());
+  expect_like(dgate_up, gate_up, (name + ": dgate_up").c_str());
   with_storage(dy, [&]<typename T>(T) {
     const T* dys = dy.data<T>();
     const T* in = gate_up.data<T>();
@@ -38,12 +42,32 @@ void geglu_gradient(const Device&, const Tensor& dy, const Tensor& gate_up, cons
       const T* row = dys + r * n;
       T* d = out + r * 2 * n;
       body::OneLane{}.each(n, [=](std::int64_t i) {
-        const auto g = real(gate[i]);
-        const auto dy_i = real(row[i]);
-        d[i] = static_cast<T>(body::gelu_gradient(dy_i * real(gate[n + i]), g));
-        d[n + i] = static_cast<T>(dy_i * body::gelu(g));
+        const auto g = f(real(row[i]), real(gate[i]), real(gate[n + i]));
+        d[i] = static_cast<T>(g.dgate);
+        d[n + i] = static_cast<T>(g.dup);
       });
     });
+  });
+}
+
+}  // namespace
+
+void swiglu(const Device&, const Tensor& gate_up, const Tensor& y) {
+  gated(gate_up, y, "swiglu", [](auto gate, auto up) { return body::swiglu(gate, up); });
+}
+
+void swiglu_gradient(const Device&, const Tensor& dy, const Tensor& gate_up, const Tensor& dgate_up) {
+  gated_gradient(dy, gate_up, dgate_up, "swiglu_gradient",
+                 [](auto d, auto gate, auto up) { return body::swiglu_gradient(d, gate, up); });
+}
+
+void geglu(const Device&, const Tensor& gate_up, const Tensor& y) {
+  gated(gate_up, y, "geglu", [](auto gate, auto up) { return body::gelu(gate) * up; });
+}
+
+void geglu_gradient(const Device&, const Tensor& dy, const Tensor& gate_up, const Tensor& dgate_up) {
+  gated_gradient(dy, gate_up, dgate_up, "geglu_gradient", [](auto d, auto gate, auto up) {
+    return body::SwigluGradient<decltype(d)>{body::gelu_gradient(d * up, gate), d * body::gelu(gate)};
   });
 }
 
