@@ -5,9 +5,30 @@
 #include "kernels/cpu/launch.h"
 
 namespace cuboid::kernels {
+namespace {
+
+// update(i) for all elements; with `rounded`, also rounds the weight that it has made.
+template <typename Update>
+void update_elements(const Tensor& weight, const Tensor& rounded, Update update) {
+  const std::int64_t n = weight.elements();
+  if (!rounded.defined()) {
+    parallel_chunks(n, kElementChunk, [=](std::int64_t first, std::int64_t count) {
+      body::OneLane{}.each(count, [=](std::int64_t i) { update(first + i); });
+    });
+    return;
+  }
+  expect(rounded, DType::bfloat16, n, "rounded weights");
+  BFloat16* rs = rounded.data<BFloat16>();
+  parallel_chunks(n, kElementChunk, [=](std::int64_t first, std::int64_t count) {
+    body::OneLane{}.each(count,
+                         [=](std::int64_t i) { rs[first + i] = BFloat16(static_cast<float>(update(first + i))); });
+  });
+}
+
+}  // namespace
 
 void adamw(const Device&, const AdamW& options, const Tensor& gradient, const Tensor& weight, const Tensor& m,
-           const Tensor& v) {
+           const Tensor& v, const Tensor& rounded) {
   expect_like(gradient, weight, "adamw: gradient");
   expect_like(m, weight, "adamw: m");
   expect_like(v, weight, "adamw: v");
@@ -26,17 +47,15 @@ void adamw(const Device&, const AdamW& options, const Tensor& gradient, const Te
     T* ws = weight.data<T>();
     T* ms = m.data<T>();
     T* vs = v.data<T>();
-    parallel_chunks(weight.elements(), kElementChunk, [=](std::int64_t first, std::int64_t count) {
-      body::OneLane{}.each(count, [=](std::int64_t i) {
-        const std::int64_t j = first + i;
-        body::adamw_element(step, gs[j], ws[j], ms[j], vs[j]);
-      });
+    update_elements(weight, rounded, [=](std::int64_t j) {
+      body::adamw_element(step, gs[j], ws[j], ms[j], vs[j]);
+      return ws[j];
     });
   });
 }
 
 void sgd(const Device&, double lr, double weight_decay, double gradient_scale, const Tensor& gradient,
-         const Tensor& weight) {
+         const Tensor& weight, const Tensor& rounded) {
   expect_like(gradient, weight, "sgd: gradient");
   with_real(weight, [&]<typename T>(T) {
     const T rate = static_cast<T>(lr);
@@ -44,11 +63,9 @@ void sgd(const Device&, double lr, double weight_decay, double gradient_scale, c
     const T scale = static_cast<T>(gradient_scale);
     const T* gs = gradient.data<T>();
     T* ws = weight.data<T>();
-    parallel_chunks(weight.elements(), kElementChunk, [=](std::int64_t first, std::int64_t count) {
-      body::OneLane{}.each(count, [=](std::int64_t i) {
-        const std::int64_t j = first + i;
-        ws[j] -= rate * (scale * gs[j] + decay * ws[j]);
-      });
+    update_elements(weight, rounded, [=](std::int64_t j) {
+      ws[j] -= rate * (scale * gs[j] + decay * ws[j]);
+      return ws[j];
     });
   });
 }
