@@ -384,6 +384,65 @@ Topology visible_devices(const Topology& topology, const std::string& list) {
   return out;
 }
 
+Topology topology_of(const Cluster& cluster, int devices) {
+  CUBOID_CHECK(!cluster.levels.empty(), "a cluster has levels");
+  const ClusterLevel& inner = cluster.levels.front();
+  if (devices > cluster.devices()) {
+    throw Error(ErrorKind::request,
+                fmt::format("{} devices: the cluster {} has {}", devices, cluster.name, cluster.devices()));
+  }
+  if (devices == 0) devices = std::min(2 * inner.size, cluster.devices());
+  Topology out;
+  out.name = cluster.name;
+  const bool cores = cluster.levels.front().name == "memory";
+  const auto make_kind = [&](int count) {
+    NodeKind kind;
+    kind.name = count == inner.size ? cluster.name : fmt::format("{}, {} of {}", cluster.name, count, inner.size);
+    for (int d = 0; d < count; ++d) {
+      kind.devices.push_back({cores ? fmt::format("core {}", d) : fmt::format("GPU{}", d),
+                              cores ? DeviceKind::core : DeviceKind::gpu, d, std::nullopt, "", ""});
+    }
+    const Path path = {cores ? PathKind::node : PathKind::nvlink, 0,
+                       inner.links * inner.link_bandwidth * inner.efficiency, inner.latency};
+    for (int a = 0; a < count; ++a) {
+      for (int b = 0; b < count; ++b) kind.paths.push_back(a == b ? Path{} : path);
+    }
+    if (cluster.levels.size() < 2) return kind;
+    const ClusterLevel& outer = cluster.levels[1];
+    // Cards are near some devices: card k to devices k·d/n … where they divide, else all cards to all devices.
+    const bool apart = outer.links > 1 && (inner.size % outer.links == 0);
+    for (int n = 0; n < outer.links; ++n) {
+      const double bandwidth = outer.link_bandwidth * outer.efficiency;
+      kind.nics.push_back({fmt::format("nic{}", n), std::nullopt, bandwidth, bandwidth, 0});
+    }
+    for (int a = 0; a < count; ++a) {
+      for (int n = 0; n < outer.links; ++n) {
+        const bool near = !apart || a / (inner.size / outer.links) == n;
+        kind.nic_paths.push_back({near ? PathKind::pxb : PathKind::sys, 0, outer.link_bandwidth, 0});
+      }
+    }
+    return kind;
+  };
+  out.kinds.push_back(make_kind(std::min(devices, inner.size)));
+  for (int left = devices; left > 0; left -= inner.size) {
+    const int count = std::min(left, inner.size);
+    if (count != static_cast<int>(out.kinds.back().devices.size())) out.kinds.push_back(make_kind(count));
+    out.nodes.push_back({fmt::format("node{}", out.nodes.size() + 1), static_cast<int>(out.kinds.size()) - 1});
+  }
+  for (std::size_t l = 1; l < cluster.levels.size(); ++l) {
+    const ClusterLevel& level = cluster.levels[l];
+    FabricLevel fabric{level.name, level.size / inner.size, level.latency, 0, false};
+    if (l + 1 < cluster.levels.size()) {
+      const ClusterLevel& next = cluster.levels[l + 1];
+      fabric.bandwidth = next.links * next.link_bandwidth * next.efficiency;
+    } else {
+      fabric.nodes = 0;
+    }
+    out.fabric.push_back(fabric);
+  }
+  return out;
+}
+
 Topology joined(const std::vector<Topology>& parts) {
   CUBOID_CHECK(!parts.empty(), "topologies to join");
   Topology all;

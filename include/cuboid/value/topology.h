@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "cuboid/value/cluster.h"
+
 namespace cuboid {
 
 /// The path between two devices of a node, or a device and a network card, in the words of `nvidia-smi topo -m`; from
@@ -135,6 +137,13 @@ std::vector<std::string> faults_of(const Topology& topology);
 /// result is what the process calls i; what is hidden is named in the notes.
 /// @throws Error{request} for a device named twice
 Topology visible_devices(const Topology& topology, const std::string& list);
+
+/// A cluster's levels as machines: its first level is a node, whose devices have the level's bandwidth (as rated, times
+/// its efficiency) to each other; the links of the second are a node's cards, shared by its devices; outer levels are
+/// switches that join groups.
+/// @param devices  how many, filling nodes; 0: two nodes, or the whole cluster where that is less
+/// @throws Error{request} if the cluster has fewer
+Topology topology_of(const Cluster& cluster, int devices);
 
 /// The same machines joined: every node of each, in order; a name that occurs again gets "-2", "-3" … Kinds that are
 /// equal are shared. The fabric is the first's that has one.
