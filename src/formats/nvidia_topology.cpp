@@ -116,7 +116,7 @@ class Matrix {
     if (text.size() > kMostText) fault(0, "larger than 4 MiB: not this tool's output");
     if (problems_.empty()) read(plain(text));
     if (problems_.empty() && gpus().empty()) fault(0, "no GPU columns: not the output of `nvidia-smi topo -m`");
-    if (problems_.empty()) check();
+    check();
     problems_.throw_if_any();
   }
 

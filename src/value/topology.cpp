@@ -126,7 +126,6 @@ void price(const Topology& topology, const std::vector<DevicePlace>& at, const T
     const DevicePlace last = at[static_cast<std::size_t>(group.back())];
     const bool within = first.node == last.node;
     const int kind = topology.nodes[static_cast<std::size_t>(first.node)].kind;
-    const bool within = first.node == last.node;
     if (within && !seen.insert({kind, first.local}).second) continue;
     for (std::size_t i = 0; i < group.size(); ++i) {
       // Across nodes every device stands for its like: the first of the group against the others.
@@ -294,7 +293,7 @@ void check_kind(const NodeKind& kind, std::vector<std::string>& faults) {
   for (std::size_t a = 0; a < devices; ++a) {
     for (std::size_t b = 0; b <= a; ++b) {
       const Path& path = kind.paths[a * devices + b];
-      const std::string where = fmt::format("{}: {} to {}", kind.name, kind.devices[a].name, kind.devices[b].name);
+      const std::string where = fmt::format("{}: {} to {}", kind.name, kind.devices[b].name, kind.devices[a].name);
       check_path(path, where, faults);
       if (path != kind.paths[b * devices + a]) faults.push_back(where + ": the two directions differ");
       if ((a == b) != (path.kind == PathKind::same))
