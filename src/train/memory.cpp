@@ -60,7 +60,7 @@ std::vector<MemoryUse> kept_memory(const RunConfig& run, const ModelConfig& mode
   }
   std::vector<MemoryUse> ranks;
   for (int rank = 0; rank < run.grid.world(); ++rank) {
-    const AxisValues at = run.grid.coord(rank);
+    const AxisValues at = run.grid.coordinate(rank);
     ranks.push_back(of_stage_and_shard[static_cast<std::size_t>(at[Axis::pp] * tp + at[Axis::tp])]);
   }
   return ranks;

@@ -19,6 +19,7 @@
 #include "cuboid/train/weights.h"
 
 #include "bubble.h"
+#include "profile.h"
 #include "reports.h"
 
 namespace cuboid {
@@ -310,9 +311,6 @@ void collect(Problems& problems, F&& make) {
 
 void check_fabric(const RunConfig& run, const Fabric& fabric, Problems& problems) {
   if (fabric.job == nullptr) return;
-  problems.add_if(run.balance == Balance::measured && fabric.job->processes() > 1,
-                  "--balance measured: each process would measure costs of its own and cut the stages elsewhere; over "
-                  "MPI use flops, or give --stage-layers");
   const int made = fabric.job->processes() * fabric.ranks_per_process;
   if (made == run.grid.world()) return;
   std::string degrees;
@@ -336,7 +334,9 @@ TrainResult train(const RunConfig& run, const ModelConfig& model, const TrainEve
   check_run(model, run, problems);
   std::optional<PipelineLayout> layout;
   const auto lay_out = [&] {
-    layout = plan_pipeline(run, model);
+    layout = run.balance == Balance::measured && fabric.job != nullptr && fabric.job->processes() > 1
+                 ? plan_pipeline(run, model, measured_block_costs(run, model, *fabric.job))
+                 : plan_pipeline(run, model);
     check_memory(run, model, *layout, fabric, problems);
   };
   // A profile takes time and memory: only for a request with which nothing else is wrong.

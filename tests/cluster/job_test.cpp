@@ -80,6 +80,20 @@ TEST(Job, TheOracleOnEightProcessesAndOnTwoOfFourRanks) {
   EXPECT_EQ(hashes[2], hashes[0]);
 }
 
+// Processes that measured for themselves would cut the model in different places and wait for each other for ever.
+TEST(Job, MeasuredBalanceIsOneForAllProcesses) {
+  const std::string run = "train --model " + kOracle + " --data " + kOracle +
+                          "/tokens.bin --seq-len 32 --global-batch 8 --steps 2 --pp 4 --tp 2 --schedule auto --json ";
+  const Ended threads = shell("$CUBOID " + run);
+  ASSERT_EQ(threads.status, 0) << threads.err;
+  const Ended ended = shell("$MPIRUN -n 4 $CUBOID " + run + "--balance measured --ranks-per-process 2");
+  ASSERT_EQ(ended.status, 0) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("measured in a profile"));
+  const json result = json::parse(ended.out);
+  EXPECT_EQ(result.at("stage_work_unit"), "s");
+  EXPECT_EQ(result.at("weights_hash"), json::parse(threads.out).at("weights_hash"));
+}
+
 TEST(Job, AWorldThatIsNotTheGridsIsRefusedOnceWithBothNumbers) {
   const Ended ended = shell("$MPIRUN -n 3 $CUBOID " + long_run("--tp 2 --dp 2"));
   EXPECT_EQ(ended.status, 2) << ended.err;

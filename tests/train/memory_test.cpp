@@ -104,7 +104,7 @@ TEST_F(Memory, StateIsToTheByteWhatTheZeroStageSays) {
           const int parts = zero > 0 ? dp : 1;
           const std::vector<MemoryUse> measured = peaks(model);
           for (int rank = 0; rank < run_.grid.world(); ++rank) {
-            const AxisValues at = run_.grid.coord(rank);
+            const AxisValues at = run_.grid.coordinate(rank);
             const int first = at[Axis::pp] == 0 ? 0 : 4;
             const int last = at[Axis::pp] == pp - 1 ? 7 : 4;
             const Elements p = elements_of(model, first, last, at[Axis::tp], tp, parts, true);
