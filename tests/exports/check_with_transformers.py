@@ -38,7 +38,8 @@ def of_transformers(folder, tokens):
     for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[fault]:
             sys.exit(f"{folder}: transformers reports {fault}: {info[fault]}")
-    model.train()
+    model.eval()  # no dropout; gradients are the same
+    model.get_input_embeddings().padding_idx = None  # or the padding token's row would get none from its inputs
     stream = torch.tensor(tokens[: ROWS * LENGTH + 1], dtype=torch.long)
     inputs, targets = stream[:-1].view(ROWS, LENGTH), stream[1:].view(ROWS, LENGTH)
     loss = torch.nn.functional.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
