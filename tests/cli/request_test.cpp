@@ -108,7 +108,7 @@ TEST(Requests, ModelThatCannotFitInMemory) {
   const std::string data = kOracle + "/tokens.bin";
   expect_refused(
       {"train", "--model", "llama3.1-70b", "--dp", "1000", "--global-batch", "1000", "--data", data},
-      {"--model llama3.1-70b: the 1000 ranks here need 1.03e+03 TiB for parameters, gradients and optimizer"});
+      {"--model llama3.1-70b: the 1000 ranks here need 1 PiB for parameters, gradients and optimizer"});
   // 2 GB for each of 1000 replicas, but no more than 2 GB sharded over them (then only the output is wrong).
   Words words = {"train",
                  "--model",
@@ -123,7 +123,7 @@ TEST(Requests, ModelThatCannotFitInMemory) {
                  "1000",
                  "--dump-grads",
                  "/no/such/folder/g.json"};
-  EXPECT_THAT(run_cuboid(words).err, AllOf(HasSubstr("the 1000 ranks here need 1.96 TiB"), HasSubstr("--dump-grads"),
+  EXPECT_THAT(run_cuboid(words).err, AllOf(HasSubstr("the 1000 ranks here need 1.95 TiB"), HasSubstr("--dump-grads"),
                                            HasSubstr("ranks 0-999")));
   words.insert(words.end(), {"--zero", "3"});
   EXPECT_THAT(run_cuboid(words).err, AllOf(HasSubstr("--dump-grads"), Not(HasSubstr("need"))));

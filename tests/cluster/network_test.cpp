@@ -87,7 +87,7 @@ TEST_F(Network, ARunGoesOnOnTheHostsThatAreLeft) {
   shell("rm -rf " + out);
   const auto training = [&](const std::string& more) {
     return " train --model " + kOracle + " --data " + kOracle +
-           "/tokens.bin --seq-len 32 --global-batch 8 --tp 2 --dp=2 --zero 1 --steps 24 --checkpoint-every 2 --json " +
+           "/tokens.bin --seq-len 32 --global-batch 8 --tp 2 --dp=2 --zero 1 --steps 40 --checkpoint-every 2 --json " +
            more;
   };
   const Ended whole = shell("$CUBOID" + training(""));
@@ -106,7 +106,7 @@ TEST_F(Network, ARunGoesOnOnTheHostsThatAreLeft) {
                                HasSubstr("going on after step")));
   const json result = json::parse(ended.out);
   EXPECT_EQ(result.at("world"), 2);
-  EXPECT_EQ(result.at("steps"), 24);
+  EXPECT_EQ(result.at("steps"), 40);
   EXPECT_GT(result.at("first_step").get<int>(), 0);
   const double loss = json::parse(whole.out).at("final_loss");
   EXPECT_NEAR(result.at("final_loss").get<double>(), loss, 1e-5 * loss);
