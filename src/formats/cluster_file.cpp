@@ -53,6 +53,9 @@ void visit_stack(SoftwareStack& stack, Visitor& visit) {
   visit("attention-efficiency", "of peak, forward", stack.attention_efficiency);
   visit("attention-backward-efficiency", "of peak, backward", stack.attention_backward_efficiency);
   visit("causal-work", "share of the square of scores that is computed", stack.causal_work);
+  visit("score-traffic", "without flash: times scores are read or written, forward", stack.score_traffic);
+  visit("selective-attention", "selective recompute means attention's core", stack.selective_attention);
+  visit("misaligned-slowdown", "of products with a dimension no multiple of 8", stack.misaligned_slowdown);
   visit("memory-efficiency", "of the memory bandwidth, row and element kernels", stack.memory_efficiency);
   visit("row-traffic", "bytes of these kernels, of those of fused ones", stack.row_traffic);
   visit("launch-seconds", "between two kernels on the device", stack.launch_seconds);
@@ -60,7 +63,10 @@ void visit_stack(SoftwareStack& stack, Visitor& visit) {
   visit("contention", "slow-down of computing by overlapped communication, share of its time", stack.contention);
   visit("tp-overlap", "share of tensor-parallel communication hidden", stack.tp_overlap);
   visit("dp-overlap", "share of data-parallel communication that can hide", stack.dp_overlap);
+  visit("cp-overlap", "share of context-parallel exchange hidden", stack.cp_overlap);
   visit("pp-overlap", "share of pipeline transfers hidden", stack.pp_overlap);
+  visit("scatter-gather", "a stage boundary is sent in tp parts", stack.scatter_gather);
+  visit("bucket-bytes", "of gradients and parameters in a message; 0: all", stack.bucket_bytes);
   visit("gradient-bytes-sent", "bytes a gradient element, in reductions", stack.gradient_bytes_sent);
   visit("parameter-bytes-sent", "bytes a parameter, in gathers", stack.parameter_bytes_sent);
   visit("optimizer-traffic", "bytes moved a parameter by the optimizer's step", stack.optimizer_traffic);
