@@ -123,6 +123,45 @@ void rms_norm_weight_gradient(const Device& device, const Tensor& dy, const Tens
       x, rstd, dweight);
 }
 
+void rms_norm_heads(const Device& device, const Tensor& qkv, const Tensor& q_weight, const Tensor& k_weight, double eps,
+                    std::int64_t heads, std::int64_t kv_heads, const Tensor& y, const Tensor& rstd) {
+  expect_floating(qkv, "rms_norm_heads: qkv");
+  const NormedHeads s = normed_heads(qkv, heads, kv_heads);
+  expect(rstd, compute_type(qkv.dtype()), s.normed() * s.rows, "rms_norm_heads: rstd");
+  expect(q_weight, qkv.dtype(), s.D, "rms_norm_heads: q_weight");
+  expect(k_weight, qkv.dtype(), s.D, "rms_norm_heads: k_weight");
+  expect_like(y, qkv, "rms_norm_heads: y");
+  run(device, {"rms_norm_heads", {&qkv, &q_weight, &k_weight}, {&y, &rstd}}, cpu::rms_norm_heads, qkv, q_weight,
+      k_weight, eps, heads, kv_heads, y, rstd);
+}
+
+void rms_norm_heads_input_gradient(const Device& device, const Tensor& dy, const Tensor& qkv, const Tensor& q_weight,
+                                   const Tensor& k_weight, const Tensor& rstd, std::int64_t heads,
+                                   std::int64_t kv_heads, const Tensor& dqkv) {
+  expect_floating(qkv, "rms_norm_heads_input_gradient: qkv");
+  const NormedHeads s = normed_heads(qkv, heads, kv_heads);
+  expect(rstd, compute_type(qkv.dtype()), s.normed() * s.rows, "rms_norm_heads_input_gradient: rstd");
+  expect(q_weight, qkv.dtype(), s.D, "rms_norm_heads_input_gradient: q_weight");
+  expect(k_weight, qkv.dtype(), s.D, "rms_norm_heads_input_gradient: k_weight");
+  expect_like(dy, qkv, "rms_norm_heads_input_gradient: dy");
+  expect_like(dqkv, qkv, "rms_norm_heads_input_gradient: dqkv");
+  run(device, {"rms_norm_heads_input_gradient", {&dy, &qkv, &q_weight, &k_weight, &rstd}, {&dqkv}},
+      cpu::rms_norm_heads_input_gradient, dy, qkv, q_weight, k_weight, rstd, heads, kv_heads, dqkv);
+}
+
+void rms_norm_heads_weight_gradient(const Device& device, const Tensor& dy, const Tensor& qkv, const Tensor& rstd,
+                                    std::int64_t heads, std::int64_t kv_heads, const Tensor& dq_weight,
+                                    const Tensor& dk_weight) {
+  expect_floating(qkv, "rms_norm_heads_weight_gradient: qkv");
+  const NormedHeads s = normed_heads(qkv, heads, kv_heads);
+  expect(rstd, compute_type(qkv.dtype()), s.normed() * s.rows, "rms_norm_heads_weight_gradient: rstd");
+  expect_like(dy, qkv, "rms_norm_heads_weight_gradient: dy");
+  expect(dq_weight, compute_type(qkv.dtype()), s.D, "rms_norm_heads_weight_gradient: dq_weight");
+  expect(dk_weight, compute_type(qkv.dtype()), s.D, "rms_norm_heads_weight_gradient: dk_weight");
+  run(device, {"rms_norm_heads_weight_gradient", {&dy, &qkv, &rstd, &dq_weight, &dk_weight}, {&dq_weight, &dk_weight}},
+      cpu::rms_norm_heads_weight_gradient, dy, qkv, rstd, heads, kv_heads, dq_weight, dk_weight);
+}
+
 // ---------------------------------------------------------------- elementwise
 
 void gelu(const Device& device, const Tensor& x, const Tensor& y) {
@@ -235,7 +274,7 @@ void expect_heads(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const
   expect_floating(qkv, "split_heads: qkv");
   CUBOID_CHECK(q.defined() && q.shape().rank() == 4 && k.defined() && k.shape().rank() == 4,
                "split_heads: q (B,H,T,D) and k (B,K,T,D) are expected");
-  const AttentionSizes s = attention_sizes(q, k);
+  const AttentionSizes s = attention_sizes(q, k, 0);
   expect_shape(k, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "split_heads: k");
   expect_shape(v, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "split_heads: v");
   expect_shape(qkv, q.dtype(), Shape{s.T, s.B, (s.H + 2 * s.K) * s.D}, "split_heads: qkv");
@@ -248,11 +287,12 @@ void expect_heads(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const
 }
 
 void expect_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& log_sum,
-                      const Dropout& mask) {
+                      const Dropout& mask, std::int64_t window) {
   expect_floating(q, "attention: q");
+  CUBOID_CHECK(window >= 0, "attention: a window of " + std::to_string(window));
   CUBOID_CHECK(q.defined() && q.shape().rank() == 4 && k.defined() && k.shape().rank() == 4,
                "attention: q (B,H,T,D) and k (B,K,T,D) are expected");
-  const AttentionSizes s = attention_sizes(q, k);
+  const AttentionSizes s = attention_sizes(q, k, 0);
   expect_shape(k, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "attention: k");
   expect_shape(v, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "attention: v");
   expect(out, q.dtype(), s.T * s.B * s.H * s.D, "attention: out");
@@ -279,30 +319,30 @@ void split_heads_gradient(const Device& device, const Tensor& dq, const Tensor& 
 }
 
 void attention(const Device& device, const Tensor& q, const Tensor& k, const Tensor& v, const Dropout& mask,
-               const Tensor& out, const Tensor& log_sum) {
-  expect_attention(q, k, v, out, log_sum, mask);
+               const Tensor& out, const Tensor& log_sum, std::int64_t window) {
+  expect_attention(q, k, v, out, log_sum, mask, window);
   switch (device.kind()) {
     case DeviceKind::cpu:
-      return cpu::attention(device, q, k, v, mask, out, log_sum);
+      return cpu::attention(device, q, k, v, mask, out, log_sum, window);
     case DeviceKind::meta:
-      return meta::attention(device, {"attention", {&q, &k, &v}, {&out, &log_sum}}, q, k, false);
+      return meta::attention(device, {"attention", {&q, &k, &v}, {&out, &log_sum}}, q, k, window, false);
   }
 }
 
 void attention_gradient(const Device& device, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& out, const Tensor& log_sum, const Dropout& mask, const Tensor& dq,
-                        const Tensor& dk, const Tensor& dv) {
-  expect_attention(q, k, v, out, log_sum, mask);
+                        const Tensor& dk, const Tensor& dv, std::int64_t window) {
+  expect_attention(q, k, v, out, log_sum, mask, window);
   expect_like(dout, out, "attention_gradient: dout");
   expect_shape(dq, q.dtype(), q.shape(), "attention_gradient: dq");
   expect_shape(dk, q.dtype(), k.shape(), "attention_gradient: dk");
   expect_shape(dv, q.dtype(), v.shape(), "attention_gradient: dv");
   switch (device.kind()) {
     case DeviceKind::cpu:
-      return cpu::attention_gradient(device, dout, q, k, v, out, log_sum, mask, dq, dk, dv);
+      return cpu::attention_gradient(device, dout, q, k, v, out, log_sum, mask, dq, dk, dv, window);
     case DeviceKind::meta:
       return meta::attention(device, {"attention_gradient", {&dout, &q, &k, &v, &out, &log_sum}, {&dq, &dk, &dv}}, q, k,
-                             true);
+                             window, true);
   }
 }
 
