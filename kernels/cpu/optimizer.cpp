@@ -1,10 +1,9 @@
 #include "kernels/body/optimizer.h"
 
-#include "cuboid/kernels/kernels.h"
-
+#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/launch.h"
 
-namespace cuboid::kernels {
+namespace cuboid::kernels::cpu {
 namespace {
 
 // update(i) for all elements; with `rounded`, also rounds the weight that it has made.
@@ -17,7 +16,6 @@ void update_elements(const Tensor& weight, const Tensor& rounded, Update update)
     });
     return;
   }
-  expect(rounded, DType::bfloat16, n, "rounded weights");
   BFloat16* rs = rounded.data<BFloat16>();
   parallel_chunks(n, kElementChunk, [=](std::int64_t first, std::int64_t count) {
     body::OneLane{}.each(count,
@@ -29,9 +27,6 @@ void update_elements(const Tensor& weight, const Tensor& rounded, Update update)
 
 void adamw(const Device&, const AdamW& options, const Tensor& gradient, const Tensor& weight, const Tensor& m,
            const Tensor& v, const Tensor& rounded) {
-  expect_like(gradient, weight, "adamw: gradient");
-  expect_like(m, weight, "adamw: m");
-  expect_like(v, weight, "adamw: v");
   with_real(weight, [&]<typename T>(T) {
     const body::AdamWStep<T> step{static_cast<T>(options.lr),
                                   static_cast<T>(options.beta1),
@@ -56,7 +51,6 @@ void adamw(const Device&, const AdamW& options, const Tensor& gradient, const Te
 
 void sgd(const Device&, double lr, double weight_decay, double gradient_scale, const Tensor& gradient,
          const Tensor& weight, const Tensor& rounded) {
-  expect_like(gradient, weight, "sgd: gradient");
   with_real(weight, [&]<typename T>(T) {
     const T rate = static_cast<T>(lr);
     const T decay = static_cast<T>(weight_decay);
@@ -70,4 +64,4 @@ void sgd(const Device&, double lr, double weight_decay, double gradient_scale, c
   });
 }
 
-}  // namespace cuboid::kernels
+}  // namespace cuboid::kernels::cpu
