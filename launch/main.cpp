@@ -31,6 +31,7 @@ constexpr Command kCommands[] = {
     {"data", "build token files from text, or look into them", data_command},
     {"models", "list the model presets, or describe one", models_command},
     {"schedule", "generate, check, time and draw a pipeline schedule", schedule_command},
+    {"topo", "show a machine's wiring, and place a grid's ranks on it", topo_command},
 };
 
 void print_help() {
