@@ -9,6 +9,7 @@ namespace cuboid::launch {
 
 using Arguments = std::vector<std::string>;
 
+int bench_command(const Arguments& arguments);
 int checkpoint_command(const Arguments& arguments);
 int train_command(const Arguments& arguments);
 int launch_command(const Arguments& arguments);
