@@ -24,6 +24,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr double kFitSeconds = 0.05;  // of each measurement before the fit
 constexpr const char* kUsage = "cuboid bench map --model M --tp N --pp N --dp N [flags]";
 constexpr const char* kSummary =
     "Runs the same training step, and its communication alone, under each order of the axes and under the best "
@@ -170,6 +171,7 @@ std::vector<LevelFit> measured_levels(HostedRanks& hosted, const Request& reques
                                       const Traffic& traffic) {
   // The operations and sizes of this very step, and some around them.
   CommPlan plan;
+  plan.seconds = kFitSeconds;
   double least = 1e30;
   double most = 4096;
   for (const AxisTraffic& t : traffic) {

@@ -250,7 +250,7 @@ HostedRanks topology_of_hosts(const std::vector<std::string>& host_of_rank) {
       NodeKind made;
       made.name = fmt::format("host of {}", count);
       for (int d = 0; d < count; ++d) {
-        made.devices.push_back({fmt::format("process{}", d), DeviceKind::core, d, std::nullopt, "", ""});
+        made.devices.push_back({fmt::format("process{}", d), ProcessorKind::core, d, std::nullopt, "", ""});
         for (int e = 0; e < count; ++e) made.paths.push_back(d == e ? Path{} : Path{PathKind::node, 0, 1, 1});
         made.nic_paths.push_back({PathKind::node, 0, 1, 1});
       }
