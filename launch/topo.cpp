@@ -142,7 +142,7 @@ Topology obtain(const Request& request, int world) {
   if (parts.empty()) parts.push_back(this_machine());
   // What a process sees concerns the machine that one file describes.
   const bool one_machine = parts.size() == 1 && parts.front().nodes.size() == 1 &&
-                           parts.front().kinds.front().devices.front().kind == ProcessorKind::gpu;
+                           parts.front().kinds.front().devices.front().kind == TopologyDeviceKind::gpu;
   const bool described = !request.from.empty() &&
                          (request.from.front().ends_with(".toml") || !std::filesystem::exists(request.from.front()));
   if (!request.gpu_list.empty()) {

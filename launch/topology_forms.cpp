@@ -74,7 +74,7 @@ std::string placed_rank_file(const Topology& topology, const std::vector<int>& d
     const DevicePlace place = at[static_cast<std::size_t>(device_of_rank[r])];
     const auto& device = kind_of(topology, place.node).devices[static_cast<std::size_t>(place.local)];
     std::string slot = "*";
-    if (device.kind == ProcessorKind::core) {
+    if (device.kind == TopologyDeviceKind::core) {
       slot = std::to_string(device.number);
     } else if (const auto cores = cores_in(device.cpus); !cores.empty()) {
       const auto& sharers = near[{place.node, device.cpus}];
@@ -143,10 +143,10 @@ std::string placed_cuda_devices(const Topology& topology, const std::vector<int>
   for (int device : device_of_rank) {
     const DevicePlace place = at[static_cast<std::size_t>(device)];
     const auto& d = kind_of(topology, place.node).devices[static_cast<std::size_t>(place.local)];
-    if (d.kind == ProcessorKind::core) {
+    if (d.kind == TopologyDeviceKind::core) {
       throw Error(ErrorKind::request, fmt::format("--emit cuda: {} is a core, not a GPU; use --emit rankfile", d.name));
     }
-    of_node[place.node].push_back(d.kind == ProcessorKind::mig ? d.id : std::to_string(d.number));
+    of_node[place.node].push_back(d.kind == TopologyDeviceKind::mig ? d.id : std::to_string(d.number));
   }
   std::string text;
   for (const auto& [node, devices] : of_node) {

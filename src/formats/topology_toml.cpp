@@ -14,7 +14,7 @@ namespace cuboid {
 namespace {
 
 constexpr int kPathKinds = static_cast<int>(PathKind::host) + 1;
-constexpr int kProcessorKinds = static_cast<int>(ProcessorKind::core) + 1;
+constexpr int kDeviceKinds = static_cast<int>(TopologyDeviceKind::core) + 1;
 constexpr std::size_t kMostDevices = 4096;  // of a node
 constexpr std::size_t kMostText = 64 << 20;
 
@@ -111,7 +111,7 @@ NodeKind read_kind(const toml::table& table, std::size_t index, TomlFaults& faul
     TomlReader device(*row, where + "device: ", faults);
     TopologyDevice& d = kind.devices.emplace_back();
     device("name", "", d.name);
-    device.choice("kind", d.kind, kProcessorKinds);
+    device.choice("kind", d.kind, kDeviceKinds);
     device("number", "", d.number);
     device("numa", "", d.numa);
     device("cpus", "", d.cpus);

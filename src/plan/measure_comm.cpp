@@ -250,7 +250,7 @@ HostedRanks topology_of_hosts(const std::vector<std::string>& host_of_rank) {
       NodeKind made;
       made.name = fmt::format("host of {}", count);
       for (int d = 0; d < count; ++d) {
-        made.devices.push_back({fmt::format("process{}", d), ProcessorKind::core, d, std::nullopt, "", ""});
+        made.devices.push_back({fmt::format("process{}", d), TopologyDeviceKind::core, d, std::nullopt, "", ""});
         for (int e = 0; e < count; ++e) made.paths.push_back(d == e ? Path{} : Path{PathKind::node, 0, 1, 1});
         made.nic_paths.push_back({PathKind::node, 0, 1, 1});
       }
@@ -317,14 +317,23 @@ LevelFit solve(const std::string& name, const std::vector<Equation>& equations) 
   const double determinant = aa * bb - ab * ab;
   double latency = determinant > 1e-12 * aa * bb ? (bb * ac - ab * bc) / determinant : 0;
   double per_byte = determinant > 1e-12 * aa * bb ? (aa * bc - ab * ac) / determinant : bc / bb;
-  // Neither is negative: then the other alone explains the times.
+  // Neither is negative. No latency: bandwidth alone explains the times. No time a byte (a disturbed machine): the
+  // largest messages say the bandwidth, what is left over is latency.
   if (latency < 0) {
     latency = 0;
     per_byte = bc / bb;
   }
   if (per_byte <= 0) {
-    per_byte = 1e-30;
-    latency = ac / aa;
+    const auto largest_first = [](const Equation& x, const Equation& y) { return x.volume > y.volume; };
+    const Equation& large = *std::min_element(equations.begin(), equations.end(), largest_first);
+    per_byte = large.seconds / large.volume;
+    double sum = 0;
+    double steps = 0;
+    for (const Equation& e : equations) {
+      sum += std::max(0.0, e.seconds - e.volume * per_byte);
+      steps += e.steps;
+    }
+    latency = sum / steps;
   }
   LevelFit fit{name, latency, 1 / per_byte, static_cast<int>(equations.size()), 0, 0, {}};
   double mean_log = 0;
@@ -371,6 +380,8 @@ std::vector<LevelFit> fit_levels(HostedRanks& ranks, const std::vector<GridSampl
       const double host_volume = seconds({0, 1}, {0, 1e30});
       const double network_volume = seconds({0, 1e30}, {0, 1});
       const bool crosses = network_volume > 1e-12 * sample.bytes;
+      // Between threads a send hands memory over and moves nothing.
+      if (!crosses && sample.operation == CommOperation::send) continue;
       const double steps = crosses ? seconds({0, 1e30}, {1, 1e30}) : seconds({1, 1e30}, {0, 1e30});
       (crosses ? network : host)
           .push_back({steps, crosses ? network_volume : host_volume, sample.times.p50, sample.bytes});

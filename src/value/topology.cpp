@@ -56,7 +56,7 @@ std::optional<int> named_device(const NodeKind& kind, const std::string& entry) 
   for (std::size_t d = 0; d < kind.devices.size(); ++d) {
     const TopologyDevice& device = kind.devices[d];
     const bool hit =
-        by_id ? device.id.starts_with(entry) : device.number == number && device.kind == ProcessorKind::gpu;
+        by_id ? device.id.starts_with(entry) : device.number == number && device.kind == TopologyDeviceKind::gpu;
     if (!hit) continue;
     if (found) return {};
     found = static_cast<int>(d);
@@ -161,7 +161,7 @@ const char* name_of(PathKind kind) {
   return kPathNames[static_cast<std::size_t>(kind)];
 }
 
-const char* name_of(ProcessorKind kind) {
+const char* name_of(TopologyDeviceKind kind) {
   return kDeviceNames[static_cast<std::size_t>(kind)];
 }
 
@@ -230,8 +230,9 @@ std::vector<TopologyLevel> levels(const Topology& topology) {
     price(topology, at, all.empty() ? nullptr : &all.back(), level);
     all.push_back(std::move(level));
   };
+  std::vector<TopologyLevel> inside;
   for (const InnerLevel& inner : kInnerLevels) {
-    TopologyLevel level{inner.name, {}, 0, 0};
+    TopologyLevel& level = inside.emplace_back(TopologyLevel{inner.name, {}, 0, 0});
     std::vector<std::vector<std::vector<int>>> of_kind;
     for (const NodeKind& kind : topology.kinds) {
       of_kind.push_back(
@@ -243,8 +244,11 @@ std::vector<TopologyLevel> levels(const Topology& topology) {
         level.groups.push_back(std::move(group));
       }
     }
-    add(std::move(level));
   }
+  // NVLink may join less than a NUMA node, or more.
+  std::stable_sort(inside.begin(), inside.end(),
+                   [](const auto& a, const auto& b) { return a.groups.size() > b.groups.size(); });
+  for (TopologyLevel& level : inside) add(std::move(level));
   if (topology.nodes.size() < 2) return all;
   for (const FabricLevel& fabric : topology.fabric) {
     TopologyLevel level{fabric.name, {}, 0, 0};
@@ -400,7 +404,7 @@ Topology topology_of(const Cluster& cluster, int devices) {
     kind.name = count == inner.size ? cluster.name : fmt::format("{}, {} of {}", cluster.name, count, inner.size);
     for (int d = 0; d < count; ++d) {
       kind.devices.push_back({cores ? fmt::format("core {}", d) : fmt::format("GPU{}", d),
-                              cores ? ProcessorKind::core : ProcessorKind::gpu, d, std::nullopt, "", ""});
+                              cores ? TopologyDeviceKind::core : TopologyDeviceKind::gpu, d, std::nullopt, "", ""});
     }
     const Path path = {cores ? PathKind::node : PathKind::nvlink, 0,
                        inner.links * inner.link_bandwidth * inner.efficiency, inner.latency};
