@@ -215,9 +215,10 @@ std::string topology_text(const Topology& topology, const std::optional<PlacedGr
   for (const TopologyLevel& level : levels(topology)) {
     std::size_t largest = 0;
     for (const auto& group : level.groups) largest = std::max(largest, group.size());
-    text +=
-        fmt::format("  {:<14} {} group{} of up to {} devices, {}, {}\n", level.name, level.groups.size(),
-                    level.groups.size() == 1 ? "" : "s", largest, rate(level.bandwidth), human_seconds(level.latency));
+    text += fmt::format("  {:<14} {} group{} of up to {} devices", level.name, level.groups.size(),
+                        level.groups.size() == 1 ? "" : "s", largest);
+    if (level.bandwidth > 0) text += fmt::format(", {}, {}", rate(level.bandwidth), human_seconds(level.latency));
+    text += "\n";
   }
   if (placed) text += placement_text(topology, *placed);
   for (const auto& note : topology.notes) text += "note: " + note + "\n";

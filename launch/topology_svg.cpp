@@ -16,7 +16,7 @@ namespace {
 constexpr double kDevice = 74;   // width of a device's box
 constexpr double kGap = 14;      // between boxes
 constexpr double kMargin = 18;   // inside a node's frame
-constexpr double kArcs = 96;     // room for arcs above the devices
+constexpr double kArcs = 112;    // room for arcs above the devices
 constexpr double kBox = 44;      // height of a device
 constexpr double kCard = 26;     // height of a card
 constexpr double kToCards = 46;  // between devices and cards
@@ -138,7 +138,7 @@ class Drawing {
       for (int b = a + 1; b < count; ++b) {
         const Path& path = k.path(a, b);
         if (path.bandwidth == slowest) continue;
-        const double lift = std::min(kArcs - 8, 18.0 + 16.0 * (b - a));
+        const double lift = std::min(kArcs - 30, 18.0 + 16.0 * (b - a));
         add(R"(<path d="M{0:.1f} {1:.1f} C{0:.1f} {2:.1f} {3:.1f} {2:.1f} {3:.1f} {1:.1f}" fill="none" stroke="{4}" stroke-width="{5:.1f}"><title>{6}</title></path>)",
             center(a), top, top - 1.33 * lift, center(b), path.kind == PathKind::nvlink ? "#2f855a" : "#7a828c",
             1 + 3 * path.bandwidth / fastest, name(path));
@@ -146,7 +146,7 @@ class Drawing {
     }
     const auto slow = std::find_if(k.paths.begin(), k.paths.end(),
                                    [&](const Path& p) { return p.kind != PathKind::same && p.bandwidth == slowest; });
-    text(center(count - 1) + kDevice / 2, top - kArcs - 8, "end",
+    text(center(count - 1) + kDevice / 2, top - kArcs + 6, "end",
          "arcs: faster paths; pairs without one: " + name(*slow), "#666");
   }
 

@@ -37,7 +37,8 @@ TEST(TopoCommand, DescribesFilesAndThisMachine) {
   EXPECT_EQ(dgx["devices"][3]["numa"], 1);
   EXPECT_EQ(dgx["devices"][2]["nics"], json({"mlx5_2", "mlx5_3"}));
   EXPECT_EQ(dgx["links"].size(), 8U * 7 / 2 + 8 * 10 + 10);
-  EXPECT_EQ(dgx["levels"][0]["name"], "nvlink domain");
+  EXPECT_EQ(dgx["levels"][0]["name"], "numa");
+  EXPECT_EQ(dgx["levels"][1]["name"], "nvlink domain");
   EXPECT_FALSE(dgx.contains("placement"));
   EXPECT_EQ(described({"--from", kPcie})["devices"][0]["numa"], nullptr);
   const json xml = described({"--from", kXml});
