@@ -65,7 +65,7 @@ TEST(TopoCommand, PlacesAndSaysWhatElseWouldCost) {
   EXPECT_EQ(model["axes"]["tp"]["slowest_link"]["kind"], "nvlink");
   EXPECT_THAT(model["traffic"].get<std::string>(), HasSubstr("tp=all_reduce:"));
   EXPECT_THAT(model["traffic"].get<std::string>(), HasSubstr("pp=send:"));
-  const json dgx = described({"--from", "dgx-a100", "--grid", "tp=8,dp=4,pp=2", "--model", "gpt2-xl", "--dtype",
+  const json dgx = described({"--from", "dgx-a100", "--grid", "tp=8,dp=4,pp=2", "--model", "gpt2-medium", "--dtype",
                               "bfloat16", "--seq-len", "1024"});
   EXPECT_EQ(dgx["placement"].size(), 64U);
 }
@@ -119,7 +119,7 @@ TEST(TopoCommand, RefusesWithEveryReason) {
   EXPECT_THAT(refusal({"--from", CUBOID_TEST_DATA "/cases/topo/bad-p2p-matrix.txt"}), HasSubstr("topo -p2p"));
   EXPECT_THAT(refusal({"--from", CUBOID_TEST_DATA "/cases/nccl-xml/bad-dup-dev-missing-arch-open-tag.xml"}),
               HasSubstr("line 10"));
-  EXPECT_THAT(refusal({"--from", kXml, "--grid", "tp=5"}), HasSubstr("the grid has 5 ranks"));
+  EXPECT_THAT(refusal({"--from", kXml, "--grid", "tp=5", "--traffic", "tp=send:1"}), HasSubstr("the grid has 5 ranks"));
   EXPECT_THAT(refusal({"--from", kXml, "--grid", "tp=2,tp=2"}), HasSubstr("tp twice"));
   EXPECT_THAT(refusal({"--from", kXml, "--grid", "xp=2"}), HasSubstr("'xp=2' is not"));
   EXPECT_THAT(refusal({"--from", kXml, "--emit", "rankfile"}), HasSubstr("needs --grid"));
@@ -149,8 +149,9 @@ TEST(BenchCommand, MeasuresChecksAndFits) {
   for (const json& sample : result["results"]) {
     const double algbw = sample["bytes"].get<double>() / sample["seconds"].get<double>();
     EXPECT_DOUBLE_EQ(sample["algbw_bytes_per_second"].get<double>(), algbw);
-    if (sample["operation"] == "all_gather")
+    if (sample["operation"] == "all_gather") {
       EXPECT_DOUBLE_EQ(sample["busbw_bytes_per_second"].get<double>(), algbw / 2);
+    }
     EXPECT_LE(sample["seconds"], sample["p99_seconds"]);
     EXPECT_GE(sample["rounds"], 5);
   }
