@@ -16,5 +16,6 @@ int doctor_command(const Arguments& arguments);
 int data_command(const Arguments& arguments);
 int models_command(const Arguments& arguments);
 int schedule_command(const Arguments& arguments);
+int sample_command(const Arguments& arguments);
 
 }  // namespace cuboid::launch
