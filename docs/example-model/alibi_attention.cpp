@@ -35,7 +35,8 @@ void probabilities(const Layout& s, const Alibi& shape, const T* x, std::int64_t
     max = std::max(max, p[static_cast<std::size_t>(j)]);
   }
   T sum = 0;
-  for (std::int64_t j = 0; j <= t; ++j) sum += p[static_cast<std::size_t>(j)] = std::exp(p[static_cast<std::size_t>(j)] - max);
+  for (std::int64_t j = 0; j <= t; ++j)
+    sum += p[static_cast<std::size_t>(j)] = std::exp(p[static_cast<std::size_t>(j)] - max);
   for (std::int64_t j = 0; j <= t; ++j) p[static_cast<std::size_t>(j)] /= sum;
 }
 

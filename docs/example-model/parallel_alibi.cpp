@@ -55,10 +55,10 @@ class ParallelAlibi final : public Model {
                       .first_head = f.tp.rank() * f.local_heads(),
                       .all_heads = f.config.heads,
                       .max_bias = f.config.extra.at(kMaxBias)};
-    attention = alibi_attention(f.tape, attention, shape);                                                // (T,B,H*D/tp)
-    attention = row_linear(f.tape, f.tp, attention, f.layer(i, "attention.output.weight"), nullptr);      // (T,B,C)
-    Var mlp = column_linear(f.tape, f.tp, h, f.layer(i, "mlp.up.weight"), nullptr);                       // (T,B,F/tp)
-    mlp = row_linear(f.tape, f.tp, ops::gelu(f.tape, mlp), f.layer(i, "mlp.down.weight"), nullptr);       // (T,B,C)
+    attention = alibi_attention(f.tape, attention, shape);                                            // (T,B,H*D/tp)
+    attention = row_linear(f.tape, f.tp, attention, f.layer(i, "attention.output.weight"), nullptr);  // (T,B,C)
+    Var mlp = column_linear(f.tape, f.tp, h, f.layer(i, "mlp.up.weight"), nullptr);                   // (T,B,F/tp)
+    mlp = row_linear(f.tape, f.tp, ops::gelu(f.tape, mlp), f.layer(i, "mlp.down.weight"), nullptr);   // (T,B,C)
     const Var sum = ops::add(f.tape, attention, mlp);
     return ops::dropout_add(f.tape, sum, x, f.dropout(i + 1, "residual"));
   }
