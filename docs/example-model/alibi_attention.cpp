@@ -106,10 +106,27 @@ Tensor rounded(const Device& device, const Tensor& t, DType dtype) {
   return narrow;
 }
 
-/// f(T{}) for the type that is computed with.
+/// f(T{}) for the type that is computed with; on the meta device, which has no numbers, only tells what it would cost.
 template <typename F>
-void with_type(DType dtype, F f) {
-  if (compute_type(dtype) == DType::float64) {
+void run(const Device& device, const Layout& s, const Tensor& x, bool gradient, F f) {
+  if (device.kind() == DeviceKind::meta) {
+    const double pairs = static_cast<double>(s.B * s.H) * static_cast<double>(s.T * (s.T + 1) / 2);
+    const auto bytes = static_cast<double>(x.bytes());
+    const auto context = bytes * static_cast<double>(s.H) / static_cast<double>(s.H + 2 * s.K);
+    return device.observe({.kind = TracedKernel::Kind::attention,
+                           .name = "alibi_attention",
+                           .dtype = x.dtype(),
+                           .batch = s.B,
+                           .heads = s.H,
+                           .kv_heads = s.K,
+                           .seq_len = s.T,
+                           .head_dim = s.D,
+                           .gradient = gradient,
+                           .flops = pairs * static_cast<double>(s.D) * (gradient ? 10 : 4),
+                           .bytes_read = gradient ? bytes + context : bytes,
+                           .bytes_written = gradient ? bytes : context});
+  }
+  if (compute_type(x.dtype()) == DType::float64) {
     f(double{});
   } else {
     f(float{});
@@ -126,17 +143,20 @@ Var alibi_attention(Tape& tape, const Var& qkv, const Alibi& shape) {
   const Device& device = tape.device();
   const Tensor& x = qkv.value();
   const Layout s{x.dim(0), x.dim(1), shape.heads.heads, shape.heads.kv_heads, shape.heads.head_dim};
-  const Tensor y = device.empty({s.T, s.B, s.H * s.D}, compute_type(x.dtype()));
-  with_type(x.dtype(), [&]<typename T>(T) { forward(s, shape, widened(device, x).data<T>(), y.data<T>()); });
+  const Tensor wide = widened(device, x);
+  const Tensor y = device.empty({s.T, s.B, s.H * s.D}, wide.dtype());
+  run(device, s, x, false, [&]<typename T>(T) { forward(s, shape, wide.data<T>(), y.data<T>()); });
   // What an operation is to the tape: its value, whose gradients flow through it, and a closure that turns the
   // gradient of the value into theirs. Weights of its own would be named here and deferred there (Tape::defer).
-  return tape.record(rounded(device, y, x.dtype()), {qkv.slot()}, {}, [=, slot = qkv.slot()](Tape& t, Tensor dy) {
-    const Tensor dx = t.device().zeros(x.shape(), compute_type(x.dtype()));
-    with_type(x.dtype(), [&]<typename T>(T) {
-      backward(s, shape, widened(t.device(), x).data<T>(), widened(t.device(), dy).data<T>(), dx.data<T>());
-    });
-    t.contribute(slot, rounded(t.device(), dx, x.dtype()));
-  });
+  return tape.record(
+      rounded(device, y, x.dtype()), {qkv.slot()}, {}, [s, shape, x, slot = qkv.slot()](Tape& t, Tensor dy) {
+        const Tensor wide_x = widened(t.device(), x);
+        const Tensor wide_dy = widened(t.device(), dy);
+        const Tensor dx = t.device().zeros(x.shape(), wide_x.dtype());
+        run(t.device(), s, x, true,
+            [&]<typename T>(T) { backward(s, shape, wide_x.data<T>(), wide_dy.data<T>(), dx.data<T>()); });
+        t.contribute(slot, rounded(t.device(), dx, x.dtype()));
+      });
 }
 
 }  // namespace example

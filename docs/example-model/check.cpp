@@ -1,14 +1,19 @@
-// The operation's gradient against central differences, in float64.
+// The operation's gradient against central differences in float64, and what the model says on the meta device.
 #include <cmath>
 #include <cstdio>
 #include <vector>
 
 #include <cuboid/core/random.h>
+#include <cuboid/plan/trace.h>
 
 #include "alibi_attention.h"
+#include "parallel_alibi.h"
 
-int main() {
-  using namespace cuboid;
+namespace {
+
+using namespace cuboid;
+
+double worst_difference() {
   const Device device;
   // Sizes that differ; this rank's heads are 4 to 7 of 8.
   const example::Alibi shape{.heads = {4, 2, 3}, .first_head = 4, .all_heads = 8};
@@ -46,6 +51,28 @@ int main() {
     moved[i] -= 2 * kStep;
     worst = std::max(worst, std::abs((above - loss(moved)) / (2 * kStep) - dx.data<double>()[i]));
   }
-  std::printf("largest difference %.2e\n", worst);
-  return worst < 1e-8 ? 0 : 1;
+  return worst;
+}
+
+// FLOPs that the operation told of in one forward pass of a layer, over those of its formula.
+double traced_share() {
+  const auto model = example::make_parallel_alibi();
+  const ModelConfig config = model->tiny();
+  register_model(example::make_parallel_alibi(), example::parallel_alibi_configuration());
+  const TraceOptions options{.tp = 2, .micro_batch = 3, .seq_len = 10, .dtype = DType::float32};
+  double flops = 0;
+  for (const TracedEvent& event : trace_model(config, options).layers.front().forward.events) {
+    const auto* kernel = std::get_if<TracedKernel>(&event);
+    if (kernel && kernel->name == "alibi_attention") flops += kernel->flops;
+  }
+  return flops / (3.0 * 10 * 11 / 2 * static_cast<double>(config.heads / 2 * config.head_dim) * 4);
+}
+
+}  // namespace
+
+int main() {
+  const double worst = worst_difference();
+  const double share = traced_share();
+  std::printf("gradient: largest difference %.2e\ntrace: %.3f of the expected FLOPs\n", worst, share);
+  return worst < 1e-8 && std::abs(share - 1) < 1e-12 ? 0 : 1;
 }
