@@ -34,6 +34,8 @@ constexpr Command kCommands[] = {
     {"models", "list the model presets, or describe one", models_command},
     {"schedule", "generate, check, time and draw a pipeline schedule", schedule_command},
     {"sample", "let a trained model go on from a text", sample_command},
+    {"topo", "show a machine's wiring, and place a grid's ranks on it", topo_command},
+    {"bench", "measure communication, matrix products, training steps and placements", bench_command},
 };
 
 void print_help() {
