@@ -25,8 +25,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kFitSeconds = 0.02;  // of each measurement before the fit
-constexpr int kFitPasses = 3;
+constexpr double kFitSeconds = 0.1;  // of each measurement before the fit
+constexpr int kFitPasses = 2;
 constexpr std::int64_t kSmallBytes = 4096;
 constexpr const char* kUsage = "cuboid bench map --model M --tp N --pp N --dp N [flags]";
 constexpr const char* kSummary =
@@ -201,7 +201,7 @@ std::vector<LevelFit> measured_levels(HostedRanks& hosted, const Request& reques
         const auto samples = measure_comm(Groups(set.grid, *self.world), self.device, plan);
         if (keeps && pass == 0) set.samples = samples;
         for (std::size_t i = 0; keeps && i < samples.size(); ++i) {
-          if (samples[i].times.p50 < set.samples[i].times.p50) set.samples[i] = samples[i];
+          if (samples[i].times.mean < set.samples[i].times.mean) set.samples[i] = samples[i];
         }
         self.world->barrier();
       }

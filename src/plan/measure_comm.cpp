@@ -384,7 +384,7 @@ std::vector<LevelFit> fit_levels(HostedRanks& ranks, const std::vector<GridSampl
       if (!crosses && sample.operation == CommOperation::send) continue;
       const double steps = crosses ? seconds({0, 1e30}, {1, 1e30}) : seconds({1, 1e30}, {0, 1e30});
       (crosses ? network : host)
-          .push_back({steps, crosses ? network_volume : host_volume, sample.times.p50, sample.bytes});
+          .push_back({steps, crosses ? network_volume : host_volume, sample.times.mean, sample.bytes});
     }
   }
   std::vector<LevelFit> fits;

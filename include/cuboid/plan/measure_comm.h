@@ -84,7 +84,8 @@ struct GridSamples {
   std::vector<CommSample> samples;
 };
 
-/// Least squares of relative errors over the samples in which a level is the slowest, with the coefficients that the
+/// Least squares of relative errors of mean times (what a link carries for a while, not in its first burst) over the
+/// samples in which a level is the slowest, with the coefficients that the
 /// model of place.h gives each sample; samples of several axes at once are left out.
 /// @return the levels that the samples show; the topology of `ranks` gets their numbers, and a note where one is not
 /// shown
