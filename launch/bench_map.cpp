@@ -176,8 +176,12 @@ std::vector<LevelFit> measured_levels(HostedRanks& hosted, const Request& reques
   CommPlan plan;
   plan.seconds = kFitSeconds;
   std::map<double, double> bytes_in;  // by size
+  std::map<CommOperation, double> bytes_by;
+  double all_bytes = 0;
   for (const AxisTraffic& t : traffic) {
     bytes_in[t.bytes] += t.bytes * t.count;
+    bytes_by[t.operation] += t.bytes * t.count;
+    all_bytes += t.bytes * t.count;
     const bool known = std::find(plan.operations.begin(), plan.operations.end(), t.operation) != plan.operations.end();
     if (!known) plan.operations.push_back(t.operation);
   }
@@ -207,6 +211,10 @@ std::vector<LevelFit> measured_levels(HostedRanks& hosted, const Request& reques
       }
     }
   });
+  // What the step does most counts most, and what it hardly does still a little.
+  for (GridSamples& set : measured) {
+    for (CommSample& sample : set.samples) sample.weight = std::max(0.02, bytes_by[sample.operation] / all_bytes);
+  }
   return fit_levels(hosted, measured);
 }
 

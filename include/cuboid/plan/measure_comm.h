@@ -42,6 +42,7 @@ struct CommSample {
   int ranks = 1;     ///< of a group of the first axis
   double bytes = 0;  ///< what was sent: the size asked for, rounded to whole elements a member
   RoundTimes times;
+  double weight = 1;                                                       ///< in fit_levels
   double algbw() const { return bytes / times.p50; }                       ///< bytes a second
   double busbw() const { return algbw() * bus_factor(operation, ranks); }  ///< as nccl-tests, of the first axis
 };
