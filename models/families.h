@@ -11,5 +11,6 @@ std::unique_ptr<Model> make_gpt2();
 std::unique_ptr<Model> make_llama();
 std::unique_ptr<Model> make_qwen2();
 std::unique_ptr<Model> make_gemma();
+std::unique_ptr<Model> make_mixtral();
 
 }  // namespace cuboid

@@ -33,6 +33,7 @@ const std::vector<Family> kFamilies = {
     {"llama", {"LlamaForCausalLM", "LlamaModel"}, false},
     {"qwen2", {"Qwen2ForCausalLM", "Qwen2Model"}, false},
     {"gemma", {"GemmaForCausalLM", "GemmaModel"}, true},
+    {"mixtral", {"MixtralForCausalLM", "MixtralModel"}, false},
 };
 
 const Family* find_family(const std::string& type) {
@@ -233,6 +234,19 @@ void read_rope(Section& top, ModelConfig& config, const std::string& source, Pro
   rope.refuse_unknown({});
 }
 
+void read_experts(Section& top, ModelConfig& config) {
+  constexpr std::int64_t kMostExperts = 1 << 12;
+  config.experts = top.natural("num_local_experts", kMostExperts, 8);
+  config.experts_per_token = top.natural("num_experts_per_tok", kMostExperts, 2);
+  if (config.experts_per_token > config.experts && config.experts > 0) {
+    top.fault("num_experts_per_tok", fmt::format("more than the {} experts (num_local_experts)", config.experts));
+  }
+  top.only("router_jitter_noise", {0.0, 0});
+  // How Transformers trains; here losses of routers are a run's own flags.
+  top.value("output_router_logits");
+  top.value("router_aux_loss_coef");
+}
+
 /// What sets the relatives of Llama apart in their configurations.
 void read_differences(Section& top, ModelConfig& config) {
   if (config.family == "qwen2") {
@@ -258,7 +272,11 @@ void read_differences(Section& top, ModelConfig& config) {
     }
     return;
   }
-  config.mlp_bias = top.boolean("mlp_bias", false);
+  if (config.family == "mixtral") {
+    read_experts(top, config);
+  } else {
+    config.mlp_bias = top.boolean("mlp_bias", false);
+  }
   top.only("hidden_act", {"silu", "swish"});
 }
 
@@ -425,6 +443,10 @@ std::string write_hf_config(const ModelConfig& config) {
             {"vocab_size", config.vocab}};
     if (config.family != "qwen2") json["attention_bias"] = config.attention_bias;  // a Qwen2 always has them
     if (config.family == "llama") json["mlp_bias"] = config.mlp_bias;
+    if (config.experts > 0) {
+      json["num_experts_per_tok"] = config.experts_per_token;
+      json["num_local_experts"] = config.experts;
+    }
     if (config.family == "gemma") json["hidden_activation"] = "gelu_pytorch_tanh";
   }
   return json.dump(2) + "\n";

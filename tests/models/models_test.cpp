@@ -42,11 +42,16 @@ TEST(ParameterTotals, AreThePublishedOnes) {
   EXPECT_EQ(parameters_of(case_config("llama3.2-1b-rope-scaled")).total(), 1'235'814'400);
   EXPECT_EQ(parameters_of(case_config("tiny-odd-newkeys")).total(), 764'736);
   const std::vector<std::pair<std::string, std::int64_t>> presets = {
-      {"gpt2", 124'439'808},          {"gpt2-medium", 354'823'168},      {"gpt2-large", 774'030'080},
-      {"gpt2-xl", 1'557'611'200},     {"tinyllama-1.1b", 1'100'048'384}, {"llama2-7b", 6'738'415'616},
-      {"llama2-13b", 13'015'864'320}, {"llama2-70b", 68'976'648'192},    {"llama3-8b", 8'030'261'248},
-      {"llama3.1-8b", 8'030'261'248}, {"llama3.1-70b", 70'553'706'496},  {"llama3.2-1b", 1'235'814'400}};
-  for (const auto& [name, total] : presets) EXPECT_EQ(parameters_of(load_model(name)).total(), total) << name;
+      {"gpt2", 124'439'808},           {"gpt2-medium", 354'823'168},      {"gpt2-large", 774'030'080},
+      {"gpt2-xl", 1'557'611'200},      {"tinyllama-1.1b", 1'100'048'384}, {"llama2-7b", 6'738'415'616},
+      {"llama2-13b", 13'015'864'320},  {"llama2-70b", 68'976'648'192},    {"llama3-8b", 8'030'261'248},
+      {"llama3.1-8b", 8'030'261'248},  {"llama3.1-70b", 70'553'706'496},  {"llama3.2-1b", 1'235'814'400},
+      {"mixtral-8x7b", 46'702'792'704}};
+  for (const auto& [name, total] : presets) {
+    const ParameterTable table = parameters_of(load_model(name));
+    EXPECT_EQ(table.total(), total) << name;
+    EXPECT_EQ(table.active(2), name == "mixtral-8x7b" ? 12'879'925'248 : total) << name;
+  }
 }
 
 TEST(ParameterTotals, OfBlocksAddUp) {
@@ -70,6 +75,15 @@ TEST(Flops, CountEveryMatrixThatMultipliesActivations) {
   EXPECT_EQ(flops.training(), 3 * flops.forward());
   // GPT-2: 12 layers of 12·C², and the tied head; gathers of embedding rows are no products.
   EXPECT_EQ(flops_per_token(case_config("gpt2-124m"), 8).parameters, 2.0 * (12 * 12 * 768 * 768 + 50257 * 768));
+}
+
+TEST(Flops, OfATokenCountTheExpertsThatItVisits) {
+  const ModelConfig config = load_model("mixtral-8x7b");
+  const double embedding = 32000.0 * 4096;
+  const double norms = 65.0 * 4096;
+  EXPECT_EQ(flops_per_token(config, 8).parameters, 2 * (12'879'925'248.0 - embedding - norms));
+  EXPECT_THAT(usable_expert_degrees(config), ElementsAre(1, 2, 4, 8));
+  EXPECT_THAT(usable_expert_degrees(case_config("gpt2-124m")), ElementsAre(1));
 }
 
 TEST(Flops, OfBlocksAreWhatStagesAreBalancedBy) {
@@ -200,7 +214,7 @@ TEST(HuggingFaceNames, AreThoseOfThePublishedFiles) {
 }
 
 TEST(Registry, NamesTheKnownFamilies) {
-  EXPECT_THAT(model_families(), ElementsAre("gpt2", "llama", "qwen2", "gemma"));
+  EXPECT_THAT(model_families(), ElementsAre("gpt2", "llama", "qwen2", "gemma", "mixtral"));
   ModelConfig config;
   config.family = "mamba";
   try {
@@ -208,7 +222,7 @@ TEST(Registry, NamesTheKnownFamilies) {
     FAIL() << "nothing was refused";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::request);
-    EXPECT_STREQ(error.what(), "model family 'mamba' is unknown; known are gpt2, llama, qwen2, gemma");
+    EXPECT_STREQ(error.what(), "model family 'mamba' is unknown; known are gpt2, llama, qwen2, gemma, mixtral");
   }
 }
 
