@@ -130,19 +130,12 @@ RouterReport describe(const Device& device, const Choice& choice, Counts tokens,
 
 // d(aux loss)/d(probability of an expert), for every row: f is taken as it is.
 Tensor aux_slope(const Device& device, double factor, const Counts& tokens, std::int64_t rows, DType type) {
-  const Tensor slope = device.zeros({static_cast<std::int64_t>(tokens.size())}, type);
-  const double experts = static_cast<double>(tokens.size());
-  const double copies = static_cast<double>(total(tokens));
-  const auto fill = [&]<typename T>(T* to) {
-    for (std::size_t e = 0; e < tokens.size(); ++e) {
-      to[e] = static_cast<T>(factor * experts * static_cast<double>(tokens[e]) / copies / static_cast<double>(rows));
-    }
-  };
-  if (type == DType::float64) {
-    fill(slope.data<double>());
-  } else {
-    fill(slope.data<float>());
-  }
+  std::vector<float> numbers;
+  const double scale =
+      factor * static_cast<double>(tokens.size()) / static_cast<double>(total(tokens)) / static_cast<double>(rows);
+  for (const std::int64_t count : tokens) numbers.push_back(static_cast<float>(scale * static_cast<double>(count)));
+  const Tensor slope = device.empty({static_cast<std::int64_t>(numbers.size())}, type);
+  kernels::convert(device, numbers.data(), slope);
   return slope;
 }
 
