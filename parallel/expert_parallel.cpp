@@ -48,40 +48,61 @@ Tensor from_experts(const Device& device, const ExpertParallel& ep, const Expert
   return exchanged(device, ep, permuted(device, rows, e.place), e.arrived, e.sent);
 }
 
-// Tells each rank of the expert group how many rows it gets for each of its experts, and plans their order there: by
-// expert, then by sender, whose ranks ascend with the samples.
-void plan_arrivals(const Device& device, const ExpertParallel& ep, const Counts& tokens, ExpertExchange& e) {
-  const int size = ep.size();
-  const auto local = static_cast<std::int64_t>(tokens.size()) / size;
-  if (size == 1) {
-    e.expert_rows = tokens;
-    return;
-  }
-  const Tensor mine = device.empty({size, local}, DType::int64, Category::workspace);
-  const Tensor theirs = device.empty({size, local}, DType::int64, Category::workspace);
-  std::copy(tokens.begin(), tokens.end(), mine.data<std::int64_t>());
+// Copies that arrive from each rank of the expert group for each expert of this one (size, E/size). Without data all
+// ranks are taken to send what this one does.
+Counts arriving_copies(const Device& device, const ExpertParallel& ep, const Counts& tokens) {
+  const auto local = static_cast<std::int64_t>(tokens.size()) / ep.size();
+  const Tensor mine = device.empty({ep.size(), local}, DType::int64, Category::workspace);
+  const Tensor theirs = device.empty({ep.size(), local}, DType::int64, Category::workspace);
+  const bool data = device.kind() != DeviceKind::meta;
+  if (data) std::copy(tokens.begin(), tokens.end(), mine.data<std::int64_t>());
   ep.comm->all_to_all(mine, theirs).wait();
-  const std::int64_t* arriving = theirs.data<std::int64_t>();
-  e.expert_rows.assign(static_cast<std::size_t>(local), 0);
-  for (int r = 0; r < size; ++r) {
-    e.sent.push_back(std::accumulate(tokens.begin() + r * local, tokens.begin() + (r + 1) * local, std::int64_t{0}));
-    e.arrived.push_back(std::accumulate(arriving + r * local, arriving + (r + 1) * local, std::int64_t{0}));
-    for (std::int64_t i = 0; i < local; ++i) e.expert_rows[static_cast<std::size_t>(i)] += arriving[r * local + i];
+  if (data) return {theirs.data<std::int64_t>(), theirs.data<std::int64_t>() + theirs.elements()};
+  Counts alike;
+  for (int r = 0; r < ep.size(); ++r) {
+    alike.insert(alike.end(), tokens.begin() + ep.rank() * local, tokens.begin() + (ep.rank() + 1) * local);
   }
+  return alike;
+}
+
+// The order of arrived rows: by expert, then by sender, whose ranks ascend with the samples.
+void order_arrivals(const Device& device, const Counts& arriving, int senders, ExpertExchange& e) {
   e.order = device.empty({e.rows()}, DType::int32);
   e.place = device.empty({e.rows()}, DType::int32);
+  if (device.kind() == DeviceKind::meta) return;
+  const auto local = static_cast<std::int64_t>(arriving.size()) / senders;
   std::int64_t row = 0;
   for (std::int64_t i = 0; i < local; ++i) {
     std::int64_t block = 0;  // where the sender's rows begin
-    for (int r = 0; r < size; ++r) {
-      std::int64_t at = block + std::accumulate(arriving + r * local, arriving + r * local + i, std::int64_t{0});
-      for (std::int64_t c = 0; c < arriving[r * local + i]; ++c, ++at, ++row) {
+    for (int r = 0; r < senders; ++r) {
+      const auto of_sender = arriving.begin() + r * local;
+      std::int64_t at = block + std::accumulate(of_sender, of_sender + i, std::int64_t{0});
+      for (std::int64_t c = 0; c < of_sender[i]; ++c, ++at, ++row) {
         e.order.data<std::int32_t>()[row] = static_cast<std::int32_t>(at);
         e.place.data<std::int32_t>()[at] = static_cast<std::int32_t>(row);
       }
       block += e.arrived[static_cast<std::size_t>(r)];
     }
   }
+}
+
+// Tells each rank of the expert group how many rows it gets for each of its experts, and plans their order there.
+void plan_arrivals(const Device& device, const ExpertParallel& ep, const Counts& tokens, ExpertExchange& e) {
+  const int size = ep.size();
+  if (size == 1) {
+    e.expert_rows = tokens;
+    return;
+  }
+  const auto local = static_cast<std::int64_t>(tokens.size()) / size;
+  const Counts arriving = arriving_copies(device, ep, tokens);
+  e.expert_rows.assign(static_cast<std::size_t>(local), 0);
+  for (int r = 0; r < size; ++r) {
+    const auto of_sender = arriving.begin() + r * local;
+    e.sent.push_back(std::accumulate(tokens.begin() + r * local, tokens.begin() + (r + 1) * local, std::int64_t{0}));
+    e.arrived.push_back(std::accumulate(of_sender, of_sender + local, std::int64_t{0}));
+    for (std::int64_t i = 0; i < local; ++i) e.expert_rows[static_cast<std::size_t>(i)] += of_sender[i];
+  }
+  order_arrivals(device, arriving, size, e);
 }
 
 // What the router computed of its own rows.
@@ -233,7 +254,8 @@ Var expert_linear(Tape& tape, const TensorParallel& tp, const Var& x, const Rout
   const std::int64_t out = weights.front()->value.dim(0);
   const Tensor y = device.empty({exchange->rows(), out}, columns ? whole : partial);
   for_experts(exchange->expert_rows, [&](std::size_t e, std::int64_t at, std::int64_t rows) {
-    kernels::matmul(device, x.value().narrow(at, rows), weights[e]->value, y.narrow(at, rows), {.transpose_b = true});
+    kernels::matmul(device, x.value().narrow(at, rows), weights[e]->value, y.narrow(at, rows),
+                    {.transpose_b = true, .varying = true});
   });
   return tape.record(y, {x.slot()}, weights,
                      [exchange, weights, slot = x.slot(), saved = x.saved(), in = x.shape()[-1],
@@ -242,7 +264,8 @@ Var expert_linear(Tape& tape, const TensorParallel& tp, const Var& x, const Rout
                        if (slot.wanted()) {
                          const Tensor dx = on.empty({exchange->rows(), in}, dx_type);
                          for_experts(exchange->expert_rows, [&](std::size_t e, std::int64_t at, std::int64_t rows) {
-                           kernels::matmul(on, dy.narrow(at, rows), weights[e]->value, dx.narrow(at, rows));
+                           kernels::matmul(on, dy.narrow(at, rows), weights[e]->value, dx.narrow(at, rows),
+                                           {.varying = true});
                          });
                          t.contribute(slot, dx);
                        }

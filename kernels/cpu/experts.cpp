@@ -1,10 +1,9 @@
-#include "cuboid/kernels/kernels.h"
-
 #include "kernels/body/heads.h"
 #include "kernels/body/router.h"
+#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/launch.h"
 
-namespace cuboid::kernels {
+namespace cuboid::kernels::cpu {
 
 using body::OneLane;
 
@@ -13,11 +12,6 @@ void route(const Device&, const Tensor& logits, const Tensor& probabilities, con
   const std::int64_t n = row_length(logits);
   const std::int64_t rows = row_count(logits);
   const std::int64_t k = row_length(experts);
-  CUBOID_CHECK(k >= 1 && k <= n, "route: " + std::to_string(k) + " of " + std::to_string(n) + " experts");
-  expect_like(probabilities, logits, "route: probabilities");
-  expect(experts, DType::int32, rows * k, "route: experts");
-  expect(weights, logits.dtype(), rows * k, "route: weights");
-  expect(log_sum, logits.dtype(), rows, "route: log_sum");
   with_real(logits, [&]<typename T>(T) {
     const T* ls = logits.data<T>();
     T* ps = probabilities.data<T>();
@@ -36,12 +30,6 @@ void route_gradient(const Device&, const Tensor& dweights, const Tensor& probabi
   const std::int64_t n = row_length(probabilities);
   const std::int64_t rows = row_count(probabilities);
   const std::int64_t k = row_length(experts);
-  expect(dweights, probabilities.dtype(), rows * k, "route_gradient: dweights");
-  expect(experts, DType::int32, rows * k, "route_gradient: experts");
-  expect(weights, probabilities.dtype(), rows * k, "route_gradient: weights");
-  expect(log_sum, probabilities.dtype(), rows, "route_gradient: log_sum");
-  expect(slope, probabilities.dtype(), n, "route_gradient: slope");
-  expect_like(dlogits, probabilities, "route_gradient: dlogits");
   with_real(probabilities, [&]<typename T>(T) {
     const T* dws = dweights.data<T>();
     const T* ps = probabilities.data<T>();
@@ -61,8 +49,6 @@ std::vector<std::int64_t> sort_by_expert(const Device&, const Tensor& experts, s
                                          const Tensor& source) {
   const std::int64_t copies = experts.elements();
   const std::int64_t k = row_length(experts);
-  expect(slot, DType::int32, copies, "sort_by_expert: slot");
-  expect(source, DType::int32, copies, "sort_by_expert: source");
   const auto* chosen = experts.data<std::int32_t>();
   std::vector<std::int64_t> tokens(static_cast<std::size_t>(count));
   for (std::int64_t i = 0; i < copies; ++i) {
@@ -82,8 +68,6 @@ std::vector<std::int64_t> sort_by_expert(const Device&, const Tensor& experts, s
 void gather_rows(const Device&, const Tensor& x, const Tensor& index, const Tensor& y) {
   const std::int64_t n = row_length(x);
   const std::int64_t rows = index.elements();
-  expect(index, DType::int32, rows, "gather_rows: index");
-  expect(y, x.dtype(), rows * n, "gather_rows: y");
   with_storage(x, [&]<typename T>(T) {
     const T* from = x.data<T>();
     const auto* at = index.data<std::int32_t>();
@@ -95,9 +79,6 @@ void gather_rows(const Device&, const Tensor& x, const Tensor& index, const Tens
 void combine_rows(const Device&, const Tensor& rows, const Tensor& slot, const Tensor& weights, const Tensor& y) {
   const std::int64_t n = row_length(y);
   const std::int64_t k = row_length(slot);
-  expect(slot, DType::int32, row_count(y) * k, "combine_rows: slot");
-  expect(rows, y.dtype(), row_count(y) * k * n, "combine_rows: rows");
-  if (weights.defined()) expect(weights, compute_type(y.dtype()), row_count(y) * k, "combine_rows: weights");
   with_storage(y, [&]<typename T>(T) {
     const T* from = rows.data<T>();
     const auto* slots = slot.data<std::int32_t>();
@@ -115,11 +96,6 @@ void combine_rows_gradient(const Device&, const Tensor& dy, const Tensor& rows, 
   const std::int64_t count = row_count(dy);
   const std::int64_t k = row_length(slot);
   const bool rounded = rows.defined() && rows.dtype() == dy.dtype();
-  expect(rows, rounded ? dy.dtype() : compute_type(dy.dtype()), count * k * n, "combine_rows_gradient: rows");
-  expect(slot, DType::int32, count * k, "combine_rows_gradient: slot");
-  expect(weights, compute_type(dy.dtype()), count * k, "combine_rows_gradient: weights");
-  expect(drows, dy.dtype(), count * k * n, "combine_rows_gradient: drows");
-  expect(dweights, compute_type(dy.dtype()), count * k, "combine_rows_gradient: dweights");
   with_storage(dy, [&]<typename T>(T) {
     const auto run = [&]<typename U>(const U* from) {
       const T* dys = dy.data<T>();
@@ -139,4 +115,4 @@ void combine_rows_gradient(const Device&, const Tensor& dy, const Tensor& rows, 
   });
 }
 
-}  // namespace cuboid::kernels
+}  // namespace cuboid::kernels::cpu

@@ -42,6 +42,7 @@ void Tape::defer(std::vector<Parameter*> parameters, std::function<void()> weigh
 }
 
 void Tape::run_weight_gradient(const std::vector<Parameter*>& parameters, const std::function<void()>& run) {
+  const PhaseScope scope(device_, TracedPhase::weight_gradient);
   if (before_) {
     for (Parameter* p : parameters) before_(*p);
   }
@@ -66,6 +67,7 @@ void Tape::run_deferred() {
 }
 
 void Tape::walk(Slot output, Tensor gradient) {
+  const PhaseScope scope(device_, TracedPhase::input_gradient);
   contribute(output, std::move(gradient));
   while (!nodes_.empty()) {
     const Node node = std::move(nodes_.back());

@@ -23,6 +23,7 @@ struct MatMul {
   bool transpose_a = false;
   bool transpose_b = false;
   bool accumulate = false;  ///< add to c instead of overwriting it
+  bool varying = false;     ///< sizes differ from call to call: nothing is worth preparing for them
 };
 
 /// c (m,n) = op(a)·op(b) [+ bias (n)] [+ c]. Tensors of more than two dims count as (rows, last dim). Of bfloat16 a and
