@@ -140,12 +140,18 @@ RouterReport describe(const Device& device, const Choice& choice, Counts tokens,
   RouterReport report;
   report.tokens = std::move(tokens);
   report.rows = rows;
-  report.probability_sums =
-      device.zeros({choice.probabilities.dim(1)}, choice.probabilities.dtype(), Category::workspace);
-  kernels::add_column_sum(device, choice.probabilities, report.probability_sums);
+  const Tensor sums = device.zeros({choice.probabilities.dim(1)}, choice.probabilities.dtype(), Category::workspace);
+  kernels::add_column_sum(device, choice.probabilities, sums);
   ExactSum squares;
   kernels::add_squares(device, choice.log_sum, squares);
   report.squared_log_sums = squares.value();
+  report.probability_sums.assign(report.tokens.size(), 0);
+  if (device.kind() == DeviceKind::meta) return report;
+  if (sums.dtype() == DType::float64) {
+    std::copy_n(sums.data<double>(), sums.elements(), report.probability_sums.begin());
+  } else {
+    std::copy_n(sums.data<float>(), sums.elements(), report.probability_sums.begin());
+  }
   return report;
 }
 
@@ -166,9 +172,7 @@ double RouterReport::aux_loss() const {
   const double copies = static_cast<double>(total(tokens));
   double sum = 0;
   for (std::size_t e = 0; e < tokens.size(); ++e) {
-    const double probability = probability_sums.dtype() == DType::float64 ? probability_sums.data<double>()[e]
-                                                                          : probability_sums.data<float>()[e];
-    sum += static_cast<double>(tokens[e]) / copies * probability / static_cast<double>(rows);
+    sum += static_cast<double>(tokens[e]) / copies * probability_sums[e] / static_cast<double>(rows);
   }
   return sum * static_cast<double>(tokens.size());
 }

@@ -282,14 +282,11 @@ TEST(ExpertLayer, GradientsAreDerivatives) {
 }
 
 TEST(ExpertLayer, AuxiliaryLossesAreOneWhenBalancedAndLargeWhenNot) {
-  const Device device;
-  RouterReport report{.tokens = {6, 6, 6, 6}, .rows = 12, .probability_sums = device.zeros({4}, DType::float32)};
-  for (int e = 0; e < 4; ++e) report.probability_sums.data<float>()[e] = 3;
+  RouterReport report{.tokens = {6, 6, 6, 6}, .rows = 12, .probability_sums = {3, 3, 3, 3}};
   EXPECT_DOUBLE_EQ(report.aux_loss(), 1);
   report.tokens = {15, 9, 0, 0};
   EXPECT_DOUBLE_EQ(report.aux_loss(), 1) << "even probabilities";
-  const std::vector<float> skewed = {8, 4, 0, 0};
-  std::copy(skewed.begin(), skewed.end(), report.probability_sums.data<float>());
+  report.probability_sums = {8, 4, 0, 0};
   EXPECT_DOUBLE_EQ(report.aux_loss(), 4 * (15 * 8 + 9 * 4) / (24.0 * 12));
   report.squared_log_sums = 30;
   EXPECT_DOUBLE_EQ(report.z_loss(), 2.5);

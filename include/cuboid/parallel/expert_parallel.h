@@ -28,10 +28,10 @@ struct ExpertParallel {
 
 /// What a layer's router did with a micro-batch.
 struct RouterReport {
-  std::vector<std::int64_t> tokens;  ///< (E) copies sent to each expert
-  std::int64_t rows = 0;             ///< tokens of the micro-batch, whole sequences
-  Tensor probability_sums;           ///< (E) over the rows that this rank routed
-  double squared_log_sums = 0;       ///< Σ over the same rows of (log Σ exp(logit))²
+  std::vector<std::int64_t> tokens;      ///< (E) copies sent to each expert
+  std::int64_t rows = 0;                 ///< tokens of the micro-batch, whole sequences
+  std::vector<double> probability_sums;  ///< (E) over the rows that this rank routed
+  double squared_log_sums = 0;           ///< Σ over the same rows of (log Σ exp(logit))²
   /// This rank's part of E·Σ f·P with f the share of copies and P the mean probability of each expert: 1 when balanced
   /// (Switch Transformers, arXiv 2101.03961, equation 4; f over all k choices).
   double aux_loss() const;
