@@ -15,6 +15,7 @@ int launch_command(const Arguments& arguments);
 int doctor_command(const Arguments& arguments);
 int data_command(const Arguments& arguments);
 int models_command(const Arguments& arguments);
+int simulate_command(const Arguments& arguments);
 int schedule_command(const Arguments& arguments);
 
 }  // namespace cuboid::launch
