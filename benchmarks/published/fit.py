@@ -24,28 +24,28 @@ PULL = 0.03    # weight of a parameter's change by a factor e, in units of an er
 SHARES = {"matmul-efficiency", "attention-efficiency", "attention-backward-efficiency", "memory-efficiency",
           "tp-overlap", "dp-overlap", "cp-overlap", "pp-overlap", "contention", "nvlink.efficiency",
           "fabric.efficiency"}
+# Where the search starts if the preset says 0, whose logarithm there is not.
+AWAY_FROM_ZERO = {"micro-batch-seconds": 1e-3, "step-seconds": 1e-2, "host-seconds": 2e-5, "contention": 0.1,
+                  "jitter": 1e-3, "tp-overlap": 0.1, "dp-overlap": 0.1, "pp-overlap": 0.1}
 SPEC = {
     "selene-2021": ["matmul-efficiency", "row-traffic"],
     "dgx-a100": ["matmul-efficiency", "row-traffic", "fabric.efficiency", "micro-batch-seconds"],
     "jean-zay": ["matmul-efficiency", "row-traffic", "misaligned-slowdown", "host-seconds"],
     "vtrain-a100": ["matmul-efficiency", "row-traffic", "host-seconds", "micro-batch-seconds", "fabric.latency"],
     "zero-bubble-a100": ["matmul-efficiency", "row-traffic", "fabric.efficiency", "micro-batch-seconds"],
-    "fsdp-a100": ["matmul-efficiency", "row-traffic", "attention-efficiency", "attention-backward-efficiency",
-                  "dp-overlap", "host-seconds"],
-    "fsdp-a100-40gb": ["matmul-efficiency", "row-traffic", "attention-efficiency", "attention-backward-efficiency",
-                       "dp-overlap", "host-seconds", "fabric.efficiency"],
-    "fsdp-h100": ["matmul-efficiency", "row-traffic", "attention-efficiency", "attention-backward-efficiency",
-                  "dp-overlap", "contention", "host-seconds"],
+    "fsdp-a100": ["matmul-efficiency", "row-traffic", "attention-backward-efficiency", "dp-overlap", "host-seconds"],
+    "fsdp-a100-40gb": ["matmul-efficiency", "row-traffic", "attention-backward-efficiency", "dp-overlap", "host-seconds", "fabric.efficiency"],
+    "fsdp-h100": ["matmul-efficiency", "row-traffic", "attention-backward-efficiency", "dp-overlap", "contention", "host-seconds"],
     "dgx-h100": ["matmul-efficiency", "row-traffic", "attention-efficiency", "attention-backward-efficiency",
                  "tp-overlap", "micro-batch-seconds", "jitter"],
     "gb200-nvl72": ["matmul-efficiency", "row-traffic", "attention-efficiency"],
     "hgx-b200": ["matmul-efficiency", "row-traffic", "attention-efficiency", "nvlink.efficiency",
                  "micro-batch-seconds"],
-    "nanotron-h100": ["matmul-efficiency", "row-traffic", "dp-overlap", "step-seconds", "bucket-bytes",
-                      "fabric.efficiency", "fabric.latency"],
-    "pax-a100": ["matmul-efficiency", "row-traffic"],
-    "pax-h100": ["matmul-efficiency", "row-traffic"],
-    "llmc-a100": ["matmul-efficiency", "row-traffic"],
+    "nanotron-h100": ["matmul-efficiency", "row-traffic", "dp-overlap", "bucket-bytes", "micro-batch-seconds",
+                      "fabric.efficiency"],
+    "pax-a100": ["matmul-efficiency", "step-seconds"],
+    "pax-h100": ["matmul-efficiency", "step-seconds"],
+    "llmc-a100": ["matmul-efficiency"],
 }
 
 
@@ -59,15 +59,15 @@ class Preset:
         self.base = Preset(base[1]) if base else None
         # Levels that come from the base are copied when one of their values is set.
         if self.base and "[[levels]]" not in self.text:
-            levels = self.base.text[self.base.text.index("[[levels]]"):self.base.text.index("[stack]")]
-            self.text = self.text.replace("[stack]", levels + "[stack]")
+            levels = self.base.text[self.base.text.index("\n[[levels]]"):self.base.text.index("\n[stack]")]
+            self.text = self.text.replace("\n[stack]", levels + "\n[stack]")
 
     def section(self, parameter):
         if "." in parameter:
             level, key = parameter.split(".")
             begin = self.text.index(f'[[levels]]\nname = "{level}"')
         else:
-            key, begin = parameter, self.text.index("[stack]")
+            key, begin = parameter, self.text.index("\n[stack]") + 1
         end = self.text.find("\n[", begin + 2)
         return key, begin, len(self.text) if end < 0 else end + 1
 
@@ -83,9 +83,9 @@ class Preset:
         line = f"{key} = {value:.4g}"
         if re.fullmatch(r"\S+ = -?\d+", line):
             line += ".0"
-        part, count = re.subn(rf"^{key} = \S+ *", line.ljust(36), self.text[begin:end], count=1, flags=re.M)
+        part, count = re.subn(rf"^{key} = \S+ *", line.ljust(34) + "  ", self.text[begin:end], count=1, flags=re.M)
         if count == 0:
-            part = part.rstrip("\n") + "\n" + line.ljust(36) + "# fitted\n" + ("\n" if end < len(self.text) else "")
+            part = part.rstrip("\n") + "\n" + line.ljust(34) + "  # fitted\n" + ("\n" if end < len(self.text) else "")
         self.text = self.text[:begin] + re.sub(r" +$", "", part, flags=re.M) + self.text[end:]
 
 
@@ -126,7 +126,7 @@ def loss(residuals, moved):
 def fit(name, runs):
     preset = Preset(name)
     names = SPEC[name]
-    start = [math.log(max(preset.get(p) or 0, 1e-9 if "seconds" in p else 1e-3)) for p in names]
+    start = [math.log(preset.get(p) or AWAY_FROM_ZERO[p]) for p in names]
     bound = [0.0 if p in SHARES else 50.0 for p in names]
 
     def residuals(x):
@@ -134,6 +134,7 @@ def fit(name, runs):
             preset.set(parameter, math.exp(value))
         return errors(runs, preset.text)
 
+    low = [math.log(1e6) if p == "bucket-bytes" else -25.0 for p in names]
     x = start[:]
     now = residuals(x)
     damping = 1e-3
@@ -152,7 +153,7 @@ def fit(name, runs):
         for _ in range(8):
             damped = [[v * (1 + damping if i == j else 1) for j, v in enumerate(row)] for i, row in enumerate(normal)]
             change = solve(damped, slope)
-            trial = [min(b, a + max(-0.7, min(0.7, d))) for a, d, b in zip(x, change, bound)]
+            trial = [max(l, min(b, a + max(-0.7, min(0.7, d)))) for a, d, b, l in zip(x, change, bound, low)]
             there = residuals(trial)
             if loss(there, [a - b for a, b in zip(trial, start)]) < best - 1e-9:
                 gained = best - loss(there, [a - b for a, b in zip(trial, start)])
