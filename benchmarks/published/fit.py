@@ -26,16 +26,18 @@ SHARES = {"matmul-efficiency", "attention-efficiency", "attention-backward-effic
           "fabric.efficiency"}
 # Where the search starts if the preset says 0, whose logarithm there is not.
 AWAY_FROM_ZERO = {"micro-batch-seconds": 1e-3, "step-seconds": 1e-2, "host-seconds": 2e-5, "contention": 0.1,
-                  "jitter": 1e-3, "tp-overlap": 0.1, "dp-overlap": 0.1, "pp-overlap": 0.1}
+                  "jitter": 1e-3, "reserved-bytes": 1e9, "tp-overlap": 0.1, "dp-overlap": 0.1, "pp-overlap": 0.1}
 SPEC = {
     "selene-2021": ["matmul-efficiency", "row-traffic"],
     "dgx-a100": ["matmul-efficiency", "row-traffic", "fabric.efficiency", "micro-batch-seconds"],
-    "jean-zay": ["matmul-efficiency", "row-traffic", "misaligned-slowdown", "host-seconds"],
+    "jean-zay": ["matmul-efficiency", "row-traffic", "misaligned-slowdown", "micro-batch-seconds"],
+    "jean-zay-bf16": ["matmul-efficiency", "row-traffic"],
     "vtrain-a100": ["matmul-efficiency", "row-traffic", "host-seconds", "micro-batch-seconds", "fabric.latency"],
     "zero-bubble-a100": ["matmul-efficiency", "row-traffic", "fabric.efficiency", "micro-batch-seconds"],
-    "fsdp-a100": ["matmul-efficiency", "row-traffic", "attention-backward-efficiency", "dp-overlap", "host-seconds"],
-    "fsdp-a100-40gb": ["matmul-efficiency", "row-traffic", "attention-backward-efficiency", "dp-overlap", "host-seconds", "fabric.efficiency"],
-    "fsdp-h100": ["matmul-efficiency", "row-traffic", "attention-backward-efficiency", "dp-overlap", "contention", "host-seconds"],
+    "fsdp-a100": ["matmul-efficiency", "row-traffic", "attention-backward-efficiency", "dp-overlap", "contention"],
+    "fsdp-a100-40gb": ["matmul-efficiency", "row-traffic", "attention-backward-efficiency", "dp-overlap",
+                       "contention", "fabric.efficiency"],
+    "fsdp-h100": ["matmul-efficiency", "row-traffic", "attention-backward-efficiency", "dp-overlap", "contention"],
     "dgx-h100": ["matmul-efficiency", "row-traffic", "attention-efficiency", "attention-backward-efficiency",
                  "tp-overlap", "micro-batch-seconds", "jitter"],
     "gb200-nvl72": ["matmul-efficiency", "row-traffic", "attention-efficiency"],
@@ -45,7 +47,16 @@ SPEC = {
                       "fabric.efficiency"],
     "pax-a100": ["matmul-efficiency", "step-seconds"],
     "pax-h100": ["matmul-efficiency", "step-seconds"],
-    "llmc-a100": ["matmul-efficiency"],
+    "llmc-a100": ["matmul-efficiency", "row-traffic"],
+}
+
+# The same for memory, where sources publish it.
+MEMORY = {
+    "jean-zay": ["activation-factor", "reserved-bytes", "parameter-bytes"],
+    "jean-zay-bf16": ["parameter-bytes"],
+    "zero-bubble-a100": ["activation-factor", "reserved-bytes"],
+    "hgx-b200": ["activation-factor", "reserved-bytes"],
+    "nanotron-h100": ["activation-factor", "reserved-bytes"],
 }
 
 
@@ -100,8 +111,8 @@ def validate(runs, cluster_text=None):
         return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)["runs"]
 
 
-def errors(runs, text):
-    return [math.log(run["predicted_step_seconds"] / run["measured_step_seconds"]) for run in validate(runs, text)]
+def errors(runs, text, quantity):
+    return [math.log(run[f"predicted_{quantity}"] / run[f"measured_{quantity}"]) for run in validate(runs, text)]
 
 
 def solve(matrix, vector):
@@ -123,16 +134,15 @@ def loss(residuals, moved):
     return soft + sum((PULL * m) ** 2 for m in moved)
 
 
-def fit(name, runs):
+def fit(name, names, runs, quantity):
     preset = Preset(name)
-    names = SPEC[name]
     start = [math.log(preset.get(p) or AWAY_FROM_ZERO[p]) for p in names]
     bound = [0.0 if p in SHARES else 50.0 for p in names]
 
     def residuals(x):
         for parameter, value in zip(names, x):
             preset.set(parameter, math.exp(value))
-        return errors(runs, preset.text)
+        return errors(runs, preset.text, quantity)
 
     low = [math.log(1e6) if p == "bucket-bytes" else -25.0 for p in names]
     x = start[:]
@@ -168,37 +178,44 @@ def fit(name, runs):
     return preset, dict(zip(names, map(math.exp, x)))
 
 
-def report(label, runs, text):
+def report(label, runs, text, quantity):
     if not runs:
-        return
-    relative = [abs(math.exp(e) - 1) for e in errors(runs, text)]
+        return []
+    relative = [abs(math.exp(e) - 1) for e in errors(runs, text, quantity)]
     print(f"  {label}: {len(runs)} runs, mean {100 * sum(relative) / len(relative):.1f} %, "
           f"largest {100 * max(relative):.1f} %")
+    return relative
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("presets", nargs="*", default=list(SPEC))
+    parser.add_argument("presets", nargs="*")
     parser.add_argument("--write", action="store_true", help="store the fitted values in launch/clusters")
     parser.add_argument("--half", type=int, metavar="SEED", help="fit on a random half, report the other")
+    parser.add_argument("--memory", action="store_true", help="memory parameters, not those of time")
     options = parser.parse_args()
+    spec, quantity = (MEMORY, "memory_bytes") if options.memory else (SPEC, "step_seconds")
     runs = json.loads(RUNS.read_text())
     described = {}
     for run, row in zip(runs, validate(runs)):
-        if row["predicted_step_seconds"] and row["measured_step_seconds"]:
+        if row[f"predicted_{quantity}"] and row[f"measured_{quantity}"]:
             described.setdefault(row["cluster"], []).append(run)
-    for name in options.presets or SPEC:
+    totals = {"fitted": [], "held out": []}
+    for name in options.presets or spec:
         chosen = described.get(name, [])
         fitted, held_out = chosen, []
         if options.half is not None:
             shuffled = random.Random(options.half).sample(chosen, len(chosen))
             fitted, held_out = shuffled[::2], shuffled[1::2]
-        preset, values = fit(name, fitted)
+        preset, values = fit(name, spec[name], fitted, quantity)
         print(name, {k: float(f"{v:.4g}") for k, v in values.items()})
-        report("fitted", fitted, preset.text)
-        report("held out", held_out, preset.text)
+        for label, part in ("fitted", fitted), ("held out", held_out):
+            totals[label] += report(label, part, preset.text, quantity)
         if options.write:
             preset.path.write_text(preset.text)
+    for label, relative in totals.items():
+        if relative:
+            print(f"all {label}: {len(relative)} runs, mean {100 * sum(relative) / len(relative):.1f} %")
 
 
 if __name__ == "__main__":

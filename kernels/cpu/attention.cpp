@@ -16,20 +16,42 @@ using body::OneLane;
 /// Query rows worked on at a time: their scores against all keys stay in the cache.
 constexpr std::int64_t kQueryBlock = 64;
 
+/// Blocks begin at keys that are a multiple of this: a cache line of floats, and whole blocks of dropout's words.
+constexpr std::int64_t kKeyAlignment = 16;
+static_assert(kKeyAlignment % body::kDropoutColumns == 0);
+
+/// The keys [begin, end) that a block of query rows works on.
+struct Keys {
+  std::int64_t begin, end;
+  std::int64_t count() const { return end - begin; }
+  std::int64_t dropout_block() const { return begin / body::kDropoutColumns; }
+};
+
 struct Sizes {
-  std::int64_t T, B, H, K, D;
+  std::int64_t T, B, H, K, D, W;                         // W: window, at most T
   std::int64_t out_stride() const { return B * H * D; }  // of out (T,B,H·D)
   std::int64_t out_offset(std::int64_t b, std::int64_t h) const { return (b * H + h) * D; }
   std::int64_t q_offset(std::int64_t b, std::int64_t h) const { return (b * H + h) * T * D; }
   std::int64_t k_offset(std::int64_t b, std::int64_t g) const { return (b * K + g) * T * D; }
   std::int64_t block() const { return std::min(kQueryBlock, T); }
+  Keys keys(std::int64_t first, std::int64_t rows) const {
+    const std::int64_t oldest = std::max<std::int64_t>(0, first - W + 1);
+    return {oldest / kKeyAlignment * kKeyAlignment, first + rows};
+  }
+  // What the query at t sees of its block's keys, as columns of the block.
+  body::Visible visible(std::int64_t t, const Keys& keys) const {
+    return {std::max(keys.begin, t - W + 1) - keys.begin, t + 1 - keys.begin};
+  }
+  std::int64_t most_keys() const { return std::min(T, block() + W + kKeyAlignment); }
 };
 
 Sizes check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& log_sum,
-                      const Dropout& mask) {
+                      const Dropout& mask, std::int64_t window) {
   CUBOID_CHECK(q.defined() && q.shape().rank() == 4 && k.defined() && k.shape().rank() == 4,
                "attention: q (B,H,T,D) and k (B,K,T,D) are expected");
-  const Sizes s{q.dim(2), q.dim(0), q.dim(1), k.dim(1), q.dim(3)};
+  CUBOID_CHECK(window >= 0, "attention: a window of " + std::to_string(window));
+  const std::int64_t length = q.dim(2);
+  const Sizes s{length, q.dim(0), q.dim(1), k.dim(1), q.dim(3), window > 0 ? std::min(window, length) : length};
   expect_shape(k, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "attention: k");
   expect_shape(v, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "attention: v");
   expect(out, q.dtype(), s.T * s.B * s.H * s.D, "attention: out");
@@ -78,7 +100,8 @@ struct ForwardTiles {
   Tiles<Real<T>> reals;
   Tiles<T> rounded;
   ForwardTiles(const Device& device, const Sizes& s)
-      : reals(device, s.block() * (s.T + (kRounds<T> ? s.D : 0))), rounded(device, kRounds<T> ? s.block() * s.T : 0) {}
+      : reals(device, s.block() * (s.most_keys() + (kRounds<T> ? s.D : 0))),
+        rounded(device, kRounds<T> ? s.block() * s.most_keys() : 0) {}
 };
 
 // out and log_sum of one query head.
@@ -90,31 +113,36 @@ void attend_head(const Sizes& s, const T* q, const T* k, const T* v, const Dropo
   R* scores = tiles.reals.mine();
   for (std::int64_t first = 0; first < s.T; first += s.block()) {
     const std::int64_t rows = std::min(s.block(), s.T - first);
-    const std::int64_t end = first + rows;
-    gemm(rows, end, s.D, {q + first * s.D, s.D}, {k, s.D, true}, false, scores, end);
+    const Keys keys = s.keys(first, rows);
+    const std::int64_t width = keys.count();
+    const T* block_k = k + keys.begin * s.D;
+    const T* block_v = v + keys.begin * s.D;
+    gemm(rows, width, s.D, {q + first * s.D, s.D}, {block_k, s.D, true}, false, scores, width);
     R sums[kQueryBlock];
     for (std::int64_t i = 0; i < rows; ++i) {
-      R* row = scores + i * end;
-      const auto softmax = body::softmax_row(OneLane{}, first + i + 1, end, scale, row);
+      R* row = scores + i * width;
+      const body::Visible visible = s.visible(first + i, keys);
+      const auto softmax = body::softmax_row(OneLane{}, visible, width, scale, row);
       sums[i] = softmax.sum;
       log_sum[first + i] = softmax.max + std::log(softmax.sum);
       if (mask.p > 0) {
         const auto keep = dropout_row_of<R>(mask, mask.first_sample + b, first + i, mask.first_head + h);
-        body::dropout_row(OneLane{}, first + i + 1, keep, [=](std::int64_t j, R factor) { row[j] *= factor; });
+        const auto apply = [=](std::int64_t j, R factor) { row[j] *= factor; };
+        body::dropout_row(OneLane{}, visible.end, keep, apply, keys.dropout_block());
       }
     }
-    // The softmax's division comes last: on D numbers a row rather than `end`.
+    // The softmax's division comes last: on D numbers a row rather than `width`.
     T* block_out = out + first * s.out_stride();
     const auto inverse = [&](std::int64_t i) { return R{1} / sums[i]; };
     if constexpr (kRounds<T>) {
       T* probabilities = tiles.rounded.mine();
-      R* products = scores + s.block() * s.T;
+      R* products = scores + s.block() * s.most_keys();
       store_rows(
-          rows, end, scores, end, [](std::int64_t) { return R{1}; }, probabilities, end);
-      gemm(rows, s.D, end, {probabilities, end}, {v, s.D}, false, products, s.D);
+          rows, width, scores, width, [](std::int64_t) { return R{1}; }, probabilities, width);
+      gemm(rows, s.D, width, {probabilities, width}, {block_v, s.D}, false, products, s.D);
       store_rows(rows, s.D, products, s.D, inverse, block_out, s.out_stride());
     } else {
-      gemm(rows, s.D, end, {scores, end}, {v, s.D}, false, block_out, s.out_stride());
+      gemm(rows, s.D, width, {scores, width}, {block_v, s.D}, false, block_out, s.out_stride());
       store_rows(rows, s.D, block_out, s.out_stride(), inverse, block_out, s.out_stride());
     }
   }
@@ -127,9 +155,9 @@ struct BackwardTiles {
   Tiles<Real<T>> reals;
   Tiles<T> rounded;
   BackwardTiles(const Device& device, const Sizes& s)
-      : reals(device, 2 * s.block() * s.T + (kRounds<T> ? s.block() * s.D + 2 * s.T * s.D : 0)),
-        rounded(device, kRounds<T> ? 2 * s.block() * s.T : 0) {}
-  Real<T>* dq_block(const Sizes& s) const { return reals.mine() + 2 * s.block() * s.T; }
+      : reals(device, 2 * s.block() * s.most_keys() + (kRounds<T> ? s.block() * s.D + 2 * s.T * s.D : 0)),
+        rounded(device, kRounds<T> ? 2 * s.block() * s.most_keys() : 0) {}
+  Real<T>* dq_block(const Sizes& s) const { return reals.mine() + 2 * s.block() * s.most_keys(); }
   Real<T>* dk(const Sizes& s) const { return dq_block(s) + s.block() * s.D; }
   Real<T>* dv(const Sizes& s) const { return dk(s) + s.T * s.D; }
 };
@@ -143,15 +171,17 @@ void attend_head_gradient(const Sizes& s, const T* dout, const T* q, const T* k,
   const R scale = static_cast<R>(1 / std::sqrt(static_cast<double>(s.D)));
   for (std::int64_t first = 0; first < s.T; first += s.block()) {
     const std::int64_t rows = std::min(s.block(), s.T - first);
-    const std::int64_t end = first + rows;
+    const Keys keys = s.keys(first, rows);
+    const std::int64_t width = keys.count();
+    const T* block_k = k + keys.begin * s.D;
     R* p = tiles.reals.mine();
-    R* dp = p + rows * end;
+    R* dp = p + rows * width;
     T* dropped = nullptr;
     T* ds = nullptr;
     R* block_dq = nullptr;
     if constexpr (kRounds<T>) {
       dropped = tiles.rounded.mine();
-      ds = dropped + rows * end;
+      ds = dropped + rows * width;
       block_dq = tiles.dq_block(s);
     } else {
       dropped = p;
@@ -160,8 +190,8 @@ void attend_head_gradient(const Sizes& s, const T* dout, const T* q, const T* k,
     }
     const T* block_q = q + first * s.D;
     const T* block_dout = dout + first * s.out_stride();
-    gemm(rows, end, s.D, {block_q, s.D}, {k, s.D, true}, false, p, end);
-    gemm(rows, end, s.D, {block_dout, s.out_stride()}, {v, s.D, true}, false, dp, end);
+    gemm(rows, width, s.D, {block_q, s.D}, {block_k, s.D, true}, false, p, width);
+    gemm(rows, width, s.D, {block_dout, s.out_stride()}, {v + keys.begin * s.D, s.D, true}, false, dp, width);
     for (std::int64_t i = 0; i < rows; ++i) {
       const T* dout_row = block_dout + i * s.out_stride();
       const T* out_row = out + (first + i) * s.out_stride();
@@ -169,13 +199,15 @@ void attend_head_gradient(const Sizes& s, const T* dout, const T* q, const T* k,
           OneLane{}.template sum<R>(s.D, [=](std::int64_t d) { return real(dout_row[d]) * real(out_row[d]); });
       body::DropoutRow<R> keep{};
       if (mask.p > 0) keep = dropout_row_of<R>(mask, mask.first_sample + b, first + i, mask.first_head + h);
-      body::softmax_gradient_row(OneLane{}, first + i + 1, end, scale, log_sum[first + i], delta,
-                                 mask.p > 0 ? &keep : nullptr, p + i * end, dp + i * end, dropped + i * end,
-                                 ds + i * end);
+      body::softmax_gradient_row(OneLane{}, s.visible(first + i, keys), width, scale, log_sum[first + i], delta,
+                                 mask.p > 0 ? &keep : nullptr, keys.dropout_block(), p + i * width, dp + i * width,
+                                 dropped + i * width, ds + i * width);
     }
-    gemm(end, s.D, rows, {dropped, end, true}, {block_dout, s.out_stride()}, true, dv, s.D);
-    gemm(rows, s.D, end, {ds, end}, {k, s.D}, false, block_dq, s.D);
-    gemm(end, s.D, rows, {ds, end, true}, {block_q, s.D}, true, dk, s.D);
+    R* block_dk = dk + keys.begin * s.D;
+    R* block_dv = dv + keys.begin * s.D;
+    gemm(width, s.D, rows, {dropped, width, true}, {block_dout, s.out_stride()}, true, block_dv, s.D);
+    gemm(rows, s.D, width, {ds, width}, {block_k, s.D}, false, block_dq, s.D);
+    gemm(width, s.D, rows, {ds, width, true}, {block_q, s.D}, true, block_dk, s.D);
     if constexpr (kRounds<T>) {
       store_rows(
           rows, s.D, block_dq, s.D, [](std::int64_t) { return R{1}; }, dq + first * s.D, s.D);
@@ -186,8 +218,8 @@ void attend_head_gradient(const Sizes& s, const T* dout, const T* q, const T* k,
 }  // namespace
 
 void attention(const Device& device, const Tensor& q, const Tensor& k, const Tensor& v, const Dropout& mask,
-               const Tensor& out, const Tensor& log_sum) {
-  const Sizes s = check_attention(q, k, v, out, log_sum, mask);
+               const Tensor& out, const Tensor& log_sum, std::int64_t window) {
+  const Sizes s = check_attention(q, k, v, out, log_sum, mask, window);
   with_storage(q, [&]<typename T>(T) {
     const ForwardTiles<T> tiles(device, s);
     parallel_for(s.B * s.H, [&](std::int64_t i) {
@@ -202,8 +234,8 @@ void attention(const Device& device, const Tensor& q, const Tensor& k, const Ten
 
 void attention_gradient(const Device& device, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& out, const Tensor& log_sum, const Dropout& mask, const Tensor& dq,
-                        const Tensor& dk, const Tensor& dv) {
-  const Sizes s = check_attention(q, k, v, out, log_sum, mask);
+                        const Tensor& dk, const Tensor& dv, std::int64_t window) {
+  const Sizes s = check_attention(q, k, v, out, log_sum, mask, window);
   expect_like(dout, out, "attention_gradient: dout");
   expect_shape(dq, q.dtype(), q.shape(), "attention_gradient: dq");
   expect_shape(dk, q.dtype(), k.shape(), "attention_gradient: dk");

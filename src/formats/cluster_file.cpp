@@ -14,7 +14,7 @@
 #include "cuboid/formats/mapped_file.h"
 
 #include "presets.h"
-#include "toml_text.h"
+#include "toml_reader.h"
 
 namespace cuboid {
 namespace {
@@ -100,72 +100,8 @@ class Writer {
   }
 };
 
-/// Faults by line, so that they are reported in the file's order.
-using Faults = std::multimap<std::uint32_t, std::string>;
-
-// Reads one table.
-class Reader {
- public:
-  Reader(const toml::table& table, std::string where, Faults& faults)
-      : table_(table), where_(std::move(where)), faults_(faults) {}
-
-  template <typename Value>
-  void operator()(const char* key, const char* /*meaning*/, Value& value) {
-    keys_.emplace_back(key);
-    if (const toml::node* node = table_.get(key); node != nullptr && !read(*node, value)) {
-      fault(*node, fmt::format("{} = {}: must be {}", key, toml_excerpt(*node), kind(value)));
-    }
-  }
-
-  void refuse_unknown() {
-    for (const auto& [key, node] : table_) {
-      const std::string name(key.str());
-      if (std::find(keys_.begin(), keys_.end(), name) != keys_.end()) continue;
-      faults_.emplace(key.source().begin.line,
-                      fmt::format("{}unknown key {}; the nearest is {}", where_, name, nearest(name, keys_)));
-    }
-  }
-
- private:
-  void fault(const toml::node& node, const std::string& reason) {
-    faults_.emplace(node.source().begin.line, where_ + reason);
-  }
-  static const char* kind(const std::string&) { return "a string"; }
-  static const char* kind(bool) { return "true or false"; }
-  static const char* kind(double) { return "a finite number"; }
-  static const char* kind(int) { return "a whole number of 32 bits"; }
-  static const char* kind(std::int64_t) { return "a whole number"; }
-
-  static bool read(const toml::node& node, std::string& value) { return take(node.value_exact<std::string>(), value); }
-  static bool read(const toml::node& node, bool& value) { return take(node.value_exact<bool>(), value); }
-  static bool read(const toml::node& node, std::int64_t& value) { return take(whole(node), value); }
-  static bool read(const toml::node& node, int& value) {
-    const auto number = whole(node);
-    return number && *number >= std::numeric_limits<int>::min() && *number <= std::numeric_limits<int>::max() &&
-           take(number, value);
-  }
-  static bool read(const toml::node& node, double& value) {
-    const auto number = node.is_integer() ? node.value<double>() : node.value_exact<double>();
-    return number && std::isfinite(*number) && take(number, value);
-  }
-  // Sizes may be written as 80e9.
-  static std::optional<std::int64_t> whole(const toml::node& node) {
-    if (const auto number = node.value_exact<std::int64_t>()) return number;
-    const auto number = node.value_exact<double>();
-    if (!number || std::floor(*number) != *number || std::abs(*number) > 9e15) return std::nullopt;
-    return static_cast<std::int64_t>(*number);
-  }
-  template <typename From, typename To>
-  static bool take(const std::optional<From>& from, To& to) {
-    if (from) to = static_cast<To>(*from);
-    return from.has_value();
-  }
-
-  const toml::table& table_;
-  std::string where_;
-  Faults& faults_;
-  std::vector<std::string> keys_;
-};
+using Faults = TomlFaults;
+using Reader = TomlReader;
 
 void read_levels(const toml::node& node, std::vector<ClusterLevel>& levels, Faults& faults) {
   const toml::array* array = node.as_array();

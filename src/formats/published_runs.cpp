@@ -139,6 +139,7 @@ PublishedRun read_entry(const Json& entry, const std::string& where, Problems& p
   };
   out.id = text("id");
   problems.add_if(out.id.empty(), where + ": id is missing");
+  out.precision = text("precision");
   out.note = text("doubt");
   out.source = Fields(entry, "source", where, problems).text("title", "");
   out.gpu = Fields(entry, "hardware", where, problems).text("gpu", "");

@@ -94,6 +94,30 @@ Var rms_norm(Tape& tape, const Var& x, Parameter& weight, double eps, double off
   });
 }
 
+Var rms_norm_heads(Tape& tape, const Var& qkv, const AttentionShape& shape, Parameter& q_weight, Parameter& k_weight,
+                   double eps) {
+  const Device& device = tape.device();
+  const std::int64_t heads = shape.heads;
+  const std::int64_t kv_heads = shape.kv_heads;
+  const Shape statistics_shape = {heads + kv_heads, qkv.shape().rows()};
+  const Tensor y = like(tape, qkv.value());
+  const Tensor rstd = device.empty(statistics_shape, compute_type(y.dtype()));
+  kernels::rms_norm_heads(device, qkv.value(), q_weight.value, k_weight.value, eps, heads, kv_heads, y, rstd);
+  return tape.record(y, {qkv.slot()}, {&q_weight, &k_weight},
+                     [=, slot = qkv.slot(), x = qkv.value(), &q_weight, &k_weight](Tape& t, Tensor dy) {
+                       if (slot.wanted()) {
+                         const Tensor dx = like(t, x);
+                         kernels::rms_norm_heads_input_gradient(t.device(), dy, x, q_weight.value, k_weight.value, rstd,
+                                                                heads, kv_heads, dx);
+                         t.contribute(slot, dx);
+                       }
+                       t.defer({&q_weight, &k_weight}, [=, device = t.device(), &q_weight, &k_weight] {
+                         kernels::rms_norm_heads_weight_gradient(device, dy, x, rstd, heads, kv_heads,
+                                                                 q_weight.gradient, k_weight.gradient);
+                       });
+                     });
+}
+
 Var gelu(Tape& tape, const Var& x) {
   const Tensor y = like(tape, x.value());
   kernels::gelu(tape.device(), x.value(), y);
@@ -211,17 +235,18 @@ Var attention(Tape& tape, const Var& qkv, const AttentionShape& shape, const Ten
   kernels::split_heads(device, qkv.value(), cos, sin, q, k, v);
   const Tensor out = device.empty({length, batch, shape.heads * shape.head_dim}, dtype);   // (T,B,H*D)
   const Tensor log_sum = device.empty({batch, shape.heads, length}, compute_type(dtype));  // (B,H,T)
-  kernels::attention(device, q, k, v, mask, out, log_sum);
+  kernels::attention(device, q, k, v, mask, out, log_sum, shape.window);
   // Only the shape of qkv is needed afterwards: q, k and v hold its rotated values.
-  return tape.record(out, {qkv.slot()}, {}, [=, slot = qkv.slot(), qkv_shape = qkv.shape()](Tape& t, Tensor dout) {
-    const Tensor dq = like(t, q);
-    const Tensor dk = like(t, k);
-    const Tensor dv = like(t, v);
-    kernels::attention_gradient(t.device(), dout, q, k, v, out, log_sum, mask, dq, dk, dv);
-    const Tensor dqkv = t.device().empty(qkv_shape, dout.dtype());
-    kernels::split_heads_gradient(t.device(), dq, dk, dv, cos, sin, dqkv);
-    t.contribute(slot, dqkv);
-  });
+  return tape.record(out, {qkv.slot()}, {},
+                     [=, slot = qkv.slot(), qkv_shape = qkv.shape(), window = shape.window](Tape& t, Tensor dout) {
+                       const Tensor dq = like(t, q);
+                       const Tensor dk = like(t, k);
+                       const Tensor dv = like(t, v);
+                       kernels::attention_gradient(t.device(), dout, q, k, v, out, log_sum, mask, dq, dk, dv, window);
+                       const Tensor dqkv = t.device().empty(qkv_shape, dout.dtype());
+                       kernels::split_heads_gradient(t.device(), dq, dk, dv, cos, sin, dqkv);
+                       t.contribute(slot, dqkv);
+                     });
 }
 
 Var embedding(Tape& tape, const Tensor& tokens, Parameter& table, std::int64_t first_row) {

@@ -201,8 +201,10 @@ void predict_run(ValidatedRun& out, Clusters& clusters) {
 std::string cluster_of(const PublishedRun& run) {
   for (const Described& row : kDescribed) {
     if (run.gpu != row.gpu || !run.source.starts_with(row.source)) continue;
-    const bool deepspeed = run.source.starts_with("Narayanan") && run.run.zero == 3;
-    return deepspeed ? "fsdp-a100" : row.cluster;
+    // SC21's ZeRO-3 baseline is DeepSpeed; BLOOM's bfloat16 optimizer keeps gradients in float32.
+    if (run.source.starts_with("Narayanan") && run.run.zero == 3) return "fsdp-a100";
+    if (run.precision == "bf16 with fp32 grad accumulation") return "jean-zay-bf16";
+    return row.cluster;
   }
   return "";
 }

@@ -54,8 +54,7 @@ struct Validation {
   int called_infeasible = 0;  ///< … of which the prediction says so
 };
 
-/// The preset whose hardware and software made the run; "" if none describes them. A source may have used two stacks:
-/// SC21's ZeRO-3 baseline ran on DeepSpeed.
+/// The preset whose hardware and software made the run; "" if none describes them. A source may have used two stacks.
 std::string cluster_of(const PublishedRun& run);
 
 /// Predicts every run; one that no preset describes, or that cannot be expressed, is kept with the reason.
