@@ -26,7 +26,8 @@ SHARES = {"matmul-efficiency", "attention-efficiency", "attention-backward-effic
           "fabric.efficiency"}
 # Where the search starts if the preset says 0, whose logarithm there is not.
 AWAY_FROM_ZERO = {"micro-batch-seconds": 1e-3, "step-seconds": 1e-2, "host-seconds": 2e-5, "contention": 0.1,
-                  "jitter": 1e-3, "reserved-bytes": 1e9, "tp-overlap": 0.1, "dp-overlap": 0.1, "pp-overlap": 0.1}
+                  "jitter": 1e-3, "reserved-bytes": 1e9, "activation-factor": 1.0, "parameter-bytes": 2.0, "gradient-bytes": 4.0,
+                  "logits-bytes": 6.0, "tp-overlap": 0.1, "dp-overlap": 0.1, "pp-overlap": 0.1}
 SPEC = {
     "selene-2021": ["matmul-efficiency", "row-traffic"],
     "dgx-a100": ["matmul-efficiency", "row-traffic", "fabric.efficiency", "micro-batch-seconds"],
@@ -52,8 +53,8 @@ SPEC = {
 
 # The same for memory, where sources publish it.
 MEMORY = {
-    "jean-zay": ["activation-factor", "reserved-bytes", "parameter-bytes"],
-    "jean-zay-bf16": ["parameter-bytes"],
+    "jean-zay": ["activation-factor", "reserved-bytes", "gradient-bytes"],
+    "jean-zay-bf16": ["gradient-bytes"],
     "zero-bubble-a100": ["activation-factor", "reserved-bytes"],
     "hgx-b200": ["activation-factor", "reserved-bytes"],
     "nanotron-h100": ["activation-factor", "reserved-bytes"],
