@@ -1,67 +1,19 @@
 #include <cmath>
 #include <type_traits>
 
-#include "cuboid/kernels/kernels.h"
-
+#include "kernels/attention_sizes.h"
 #include "kernels/body/softmax.h"
+#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/dropout.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/launch.h"
 
-namespace cuboid::kernels {
+namespace cuboid::kernels::cpu {
 namespace {
 
 using body::OneLane;
 
-/// Query rows worked on at a time: their scores against all keys stay in the cache.
-constexpr std::int64_t kQueryBlock = 64;
-
-/// Blocks begin at keys that are a multiple of this: a cache line of floats, and whole blocks of dropout's words.
-constexpr std::int64_t kKeyAlignment = 16;
-static_assert(kKeyAlignment % body::kDropoutColumns == 0);
-
-/// The keys [begin, end) that a block of query rows works on.
-struct Keys {
-  std::int64_t begin, end;
-  std::int64_t count() const { return end - begin; }
-  std::int64_t dropout_block() const { return begin / body::kDropoutColumns; }
-};
-
-struct Sizes {
-  std::int64_t T, B, H, K, D, W;                         // W: window, at most T
-  std::int64_t out_stride() const { return B * H * D; }  // of out (T,B,H·D)
-  std::int64_t out_offset(std::int64_t b, std::int64_t h) const { return (b * H + h) * D; }
-  std::int64_t q_offset(std::int64_t b, std::int64_t h) const { return (b * H + h) * T * D; }
-  std::int64_t k_offset(std::int64_t b, std::int64_t g) const { return (b * K + g) * T * D; }
-  std::int64_t block() const { return std::min(kQueryBlock, T); }
-  Keys keys(std::int64_t first, std::int64_t rows) const {
-    const std::int64_t oldest = std::max<std::int64_t>(0, first - W + 1);
-    return {oldest / kKeyAlignment * kKeyAlignment, first + rows};
-  }
-  // What the query at t sees of its block's keys, as columns of the block.
-  body::Visible visible(std::int64_t t, const Keys& keys) const {
-    return {std::max(keys.begin, t - W + 1) - keys.begin, t + 1 - keys.begin};
-  }
-  std::int64_t most_keys() const { return std::min(T, block() + W + kKeyAlignment); }
-};
-
-Sizes check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& log_sum,
-                      const Dropout& mask, std::int64_t window) {
-  CUBOID_CHECK(q.defined() && q.shape().rank() == 4 && k.defined() && k.shape().rank() == 4,
-               "attention: q (B,H,T,D) and k (B,K,T,D) are expected");
-  CUBOID_CHECK(window >= 0, "attention: a window of " + std::to_string(window));
-  const std::int64_t length = q.dim(2);
-  const Sizes s{length, q.dim(0), q.dim(1), k.dim(1), q.dim(3), window > 0 ? std::min(window, length) : length};
-  expect_shape(k, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "attention: k");
-  expect_shape(v, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "attention: v");
-  expect(out, q.dtype(), s.T * s.B * s.H * s.D, "attention: out");
-  expect(log_sum, compute_type(q.dtype()), s.B * s.H * s.T, "attention: log_sum");
-  CUBOID_CHECK(s.K > 0 && s.H % s.K == 0,
-               "attention: " + std::to_string(s.H) + " query heads over " + std::to_string(s.K) + " key/value heads");
-  check_dropout(mask);
-  CUBOID_CHECK(mask.first_row == 0, "attention works on whole sequences");
-  return s;
-}
+using Sizes = AttentionSizes;
 
 // Room for a thread's tiles, in one workspace tensor.
 template <typename T>
@@ -100,8 +52,7 @@ struct ForwardTiles {
   Tiles<Real<T>> reals;
   Tiles<T> rounded;
   ForwardTiles(const Device& device, const Sizes& s)
-      : reals(device, s.block() * (s.most_keys() + (kRounds<T> ? s.D : 0))),
-        rounded(device, kRounds<T> ? s.block() * s.most_keys() : 0) {}
+      : reals(device, s.forward_tile(kRounds<T>)), rounded(device, s.forward_rounded_tile(kRounds<T>)) {}
 };
 
 // out and log_sum of one query head.
@@ -113,12 +64,12 @@ void attend_head(const Sizes& s, const T* q, const T* k, const T* v, const Dropo
   R* scores = tiles.reals.mine();
   for (std::int64_t first = 0; first < s.T; first += s.block()) {
     const std::int64_t rows = std::min(s.block(), s.T - first);
-    const Keys keys = s.keys(first, rows);
+    const AttentionSizes::Keys keys = s.keys(first, rows);
     const std::int64_t width = keys.count();
     const T* block_k = k + keys.begin * s.D;
     const T* block_v = v + keys.begin * s.D;
     gemm(rows, width, s.D, {q + first * s.D, s.D}, {block_k, s.D, true}, false, scores, width);
-    R sums[kQueryBlock];
+    R sums[AttentionSizes::kQueryBlock];
     for (std::int64_t i = 0; i < rows; ++i) {
       R* row = scores + i * width;
       const body::Visible visible = s.visible(first + i, keys);
@@ -155,8 +106,7 @@ struct BackwardTiles {
   Tiles<Real<T>> reals;
   Tiles<T> rounded;
   BackwardTiles(const Device& device, const Sizes& s)
-      : reals(device, 2 * s.block() * s.most_keys() + (kRounds<T> ? s.block() * s.D + 2 * s.T * s.D : 0)),
-        rounded(device, kRounds<T> ? 2 * s.block() * s.most_keys() : 0) {}
+      : reals(device, s.backward_tile(kRounds<T>)), rounded(device, s.backward_rounded_tile(kRounds<T>)) {}
   Real<T>* dq_block(const Sizes& s) const { return reals.mine() + 2 * s.block() * s.most_keys(); }
   Real<T>* dk(const Sizes& s) const { return dq_block(s) + s.block() * s.D; }
   Real<T>* dv(const Sizes& s) const { return dk(s) + s.T * s.D; }
@@ -171,7 +121,7 @@ void attend_head_gradient(const Sizes& s, const T* dout, const T* q, const T* k,
   const R scale = static_cast<R>(1 / std::sqrt(static_cast<double>(s.D)));
   for (std::int64_t first = 0; first < s.T; first += s.block()) {
     const std::int64_t rows = std::min(s.block(), s.T - first);
-    const Keys keys = s.keys(first, rows);
+    const AttentionSizes::Keys keys = s.keys(first, rows);
     const std::int64_t width = keys.count();
     const T* block_k = k + keys.begin * s.D;
     R* p = tiles.reals.mine();
@@ -219,7 +169,7 @@ void attend_head_gradient(const Sizes& s, const T* dout, const T* q, const T* k,
 
 void attention(const Device& device, const Tensor& q, const Tensor& k, const Tensor& v, const Dropout& mask,
                const Tensor& out, const Tensor& log_sum, std::int64_t window) {
-  const Sizes s = check_attention(q, k, v, out, log_sum, mask, window);
+  const Sizes s = attention_sizes(q, k, window);
   with_storage(q, [&]<typename T>(T) {
     const ForwardTiles<T> tiles(device, s);
     parallel_for(s.B * s.H, [&](std::int64_t i) {
@@ -235,11 +185,7 @@ void attention(const Device& device, const Tensor& q, const Tensor& k, const Ten
 void attention_gradient(const Device& device, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& out, const Tensor& log_sum, const Dropout& mask, const Tensor& dq,
                         const Tensor& dk, const Tensor& dv, std::int64_t window) {
-  const Sizes s = check_attention(q, k, v, out, log_sum, mask, window);
-  expect_like(dout, out, "attention_gradient: dout");
-  expect_shape(dq, q.dtype(), q.shape(), "attention_gradient: dq");
-  expect_shape(dk, q.dtype(), k.shape(), "attention_gradient: dk");
-  expect_shape(dv, q.dtype(), v.shape(), "attention_gradient: dv");
+  const Sizes s = attention_sizes(q, k, window);
   with_storage(q, [&]<typename T>(T) {
     const BackwardTiles<T> tiles(device, s);
     // A key/value head is one thread's: its query heads add to dk and dv in ascending order.
@@ -274,4 +220,4 @@ void attention_gradient(const Device& device, const Tensor& dout, const Tensor& 
   });
 }
 
-}  // namespace cuboid::kernels
+}  // namespace cuboid::kernels::cpu

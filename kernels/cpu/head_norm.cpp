@@ -1,28 +1,12 @@
-#include "cuboid/kernels/kernels.h"
-
 #include "kernels/body/heads.h"
 #include "kernels/body/norm.h"
+#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/launch.h"
 
-namespace cuboid::kernels {
+namespace cuboid::kernels::cpu {
 namespace {
 
 using body::OneLane;
-
-struct NormedHeads {
-  std::int64_t rows, H, K, D;
-  std::int64_t normed() const { return H + K; }
-  std::int64_t stride() const { return (H + 2 * K) * D; }
-};
-
-NormedHeads check_normed_heads(const Tensor& qkv, const Tensor& rstd, std::int64_t heads, std::int64_t kv_heads) {
-  const std::int64_t all = heads + 2 * kv_heads;
-  CUBOID_CHECK(heads > 0 && kv_heads > 0 && row_length(qkv) % all == 0,
-               "rms_norm_heads: rows of " + std::to_string(row_length(qkv)) + " for " + std::to_string(all) + " heads");
-  const NormedHeads s{row_count(qkv), heads, kv_heads, row_length(qkv) / all};
-  expect(rstd, compute_type(qkv.dtype()), s.normed() * s.rows, "rms_norm_heads: rstd");
-  return s;
-}
 
 // visit(offset of the head, place in rstd, its weight) for the q and k heads of row r.
 template <typename T, typename Visit>
@@ -42,10 +26,7 @@ void copy_values(const NormedHeads& s, std::int64_t r, const T* from, T* to) {
 
 void rms_norm_heads(const Device&, const Tensor& qkv, const Tensor& q_weight, const Tensor& k_weight, double eps,
                     std::int64_t heads, std::int64_t kv_heads, const Tensor& y, const Tensor& rstd) {
-  const NormedHeads s = check_normed_heads(qkv, rstd, heads, kv_heads);
-  expect(q_weight, qkv.dtype(), s.D, "rms_norm_heads: q_weight");
-  expect(k_weight, qkv.dtype(), s.D, "rms_norm_heads: k_weight");
-  expect_like(y, qkv, "rms_norm_heads: y");
+  const NormedHeads s = normed_heads(qkv, heads, kv_heads);
   with_storage(qkv, [&]<typename T>(T) {
     const T* xs = qkv.data<T>();
     T* ys = y.data<T>();
@@ -63,11 +44,7 @@ void rms_norm_heads(const Device&, const Tensor& qkv, const Tensor& q_weight, co
 void rms_norm_heads_input_gradient(const Device&, const Tensor& dy, const Tensor& qkv, const Tensor& q_weight,
                                    const Tensor& k_weight, const Tensor& rstd, std::int64_t heads,
                                    std::int64_t kv_heads, const Tensor& dqkv) {
-  const NormedHeads s = check_normed_heads(qkv, rstd, heads, kv_heads);
-  expect(q_weight, qkv.dtype(), s.D, "rms_norm_heads_input_gradient: q_weight");
-  expect(k_weight, qkv.dtype(), s.D, "rms_norm_heads_input_gradient: k_weight");
-  expect_like(dy, qkv, "rms_norm_heads_input_gradient: dy");
-  expect_like(dqkv, qkv, "rms_norm_heads_input_gradient: dqkv");
+  const NormedHeads s = normed_heads(qkv, heads, kv_heads);
   with_storage(qkv, [&]<typename T>(T) {
     const T* dys = dy.data<T>();
     const T* xs = qkv.data<T>();
@@ -86,10 +63,7 @@ void rms_norm_heads_input_gradient(const Device&, const Tensor& dy, const Tensor
 void rms_norm_heads_weight_gradient(const Device&, const Tensor& dy, const Tensor& qkv, const Tensor& rstd,
                                     std::int64_t heads, std::int64_t kv_heads, const Tensor& dq_weight,
                                     const Tensor& dk_weight) {
-  const NormedHeads s = check_normed_heads(qkv, rstd, heads, kv_heads);
-  expect_like(dy, qkv, "rms_norm_heads_weight_gradient: dy");
-  expect(dq_weight, compute_type(qkv.dtype()), s.D, "rms_norm_heads_weight_gradient: dq_weight");
-  expect(dk_weight, compute_type(qkv.dtype()), s.D, "rms_norm_heads_weight_gradient: dk_weight");
+  const NormedHeads s = normed_heads(qkv, heads, kv_heads);
   with_storage(qkv, [&]<typename T>(T) {
     for (std::int64_t h = 0; h < s.normed(); ++h) {
       body::add_norm_weight_gradient<OneLane, T>(OneLane{}, s.rows, s.D, s.stride(), dy.data<T>() + h * s.D,
@@ -99,4 +73,4 @@ void rms_norm_heads_weight_gradient(const Device&, const Tensor& dy, const Tenso
   });
 }
 
-}  // namespace cuboid::kernels
+}  // namespace cuboid::kernels::cpu

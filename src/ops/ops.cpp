@@ -63,6 +63,7 @@ Var layer_norm(Tape& tape, const Var& x, Parameter& weight, Parameter& bias, dou
                   });
   if (!tape.recomputes_cheap()) return result;
   return result.recomputed_by([device, x = x.value(), &weight, &bias, eps] {
+    const PhaseScope scope(device, TracedPhase::recompute);
     const Tensor again = device.empty(x.shape(), x.dtype());
     kernels::layer_norm(device, x, weight.value, bias.value, eps, again, statistics(device, x, Category::workspace),
                         statistics(device, x, Category::workspace));
@@ -88,6 +89,7 @@ Var rms_norm(Tape& tape, const Var& x, Parameter& weight, double eps, double off
                            });
   if (!tape.recomputes_cheap()) return result;
   return result.recomputed_by([device, x = x.value(), &weight, eps, offset] {
+    const PhaseScope scope(device, TracedPhase::recompute);
     const Tensor again = device.empty(x.shape(), x.dtype());
     kernels::rms_norm(device, x, weight.value, offset, eps, again, statistics(device, x, Category::workspace));
     return again;
@@ -129,6 +131,7 @@ Var gelu(Tape& tape, const Var& x) {
   });
   if (!tape.recomputes_cheap()) return result;
   return result.recomputed_by([device = tape.device(), x = x.value()] {
+    const PhaseScope scope(device, TracedPhase::recompute);
     const Tensor again = device.empty(x.shape(), x.dtype());
     kernels::gelu(device, x, again);
     return again;
@@ -152,6 +155,7 @@ Var gated(Tape& tape, const Var& gate_up, GatedKernel kernel, GatedGradient grad
       });
   if (!tape.recomputes_cheap()) return result;
   return result.recomputed_by([device = tape.device(), x = gate_up.value(), shape = y.shape(), kernel] {
+    const PhaseScope scope(device, TracedPhase::recompute);
     const Tensor again = device.empty(shape, x.dtype());
     kernel(device, x, again);
     return again;
@@ -279,7 +283,11 @@ Var recompute(Tape& tape, const Var& x, std::function<Var(Tape&, const Var&)> pa
   return tape.record(std::move(y), {x.slot()}, {}, [slot = x.slot(), x = x.value(), part](Tape& t, Tensor dy) {
     const std::shared_ptr<Tape> again = t.nested(Tape::Mode::record);
     const Var input = again->input(x);
-    const Slot output = part(*again, input).slot();
+    Slot output;
+    {
+      const PhaseScope scope(t.device(), TracedPhase::recompute);
+      output = part(*again, input).slot();
+    }
     if (t.weights_at_once()) {
       again->backward(output, std::move(dy));
     } else {
@@ -295,6 +303,7 @@ RopeTables rope_tables(const Device& device, const std::vector<double>& frequenc
   const auto pairs = static_cast<std::int64_t>(frequencies.size());
   RopeTables tables{device.empty({length, pairs}, dtype, Category::workspace),
                     device.empty({length, pairs}, dtype, Category::workspace)};
+  if (device.kind() == DeviceKind::meta) return tables;
   const auto fill = [&]<typename T>(T* cos, T* sin) {
     for (std::int64_t t = 0; t < length; ++t) {
       for (std::int64_t j = 0; j < pairs; ++j) {
