@@ -76,7 +76,7 @@ void visit_stack(SoftwareStack& stack, Visitor& visit) {
   visit("parameter-bytes", "memory a parameter, of the copy computed with", stack.parameter_bytes);
   visit("gradient-bytes", "memory a parameter", stack.gradient_bytes);
   visit("optimizer-bytes", "memory a parameter: master copy and moments", stack.optimizer_bytes);
-  visit("logits-bytes", "memory a logit at the loss", stack.logits_bytes);
+  visit("logits-bytes", "memory a logit at the loss, all at once; 0: in chunks", stack.logits_bytes);
   visit("activation-factor", "activations kept, of those traced", stack.activation_factor);
   visit("reserved-bytes", "context, communication buffers, fragmentation", stack.reserved_bytes);
 }

@@ -80,10 +80,11 @@ struct SoftwareStack {
   double jitter = 0;               ///< relative slow-down per doubling of the number of nodes: waiting for the slowest
 
   // Memory, bytes
-  double parameter_bytes = 2;    ///< per parameter, of the copy computed with
-  double gradient_bytes = 4;     ///< per parameter
-  double optimizer_bytes = 12;   ///< per parameter: master copy and two moments
-  double logits_bytes = 6;       ///< kept or made per logit of a micro-batch at the loss
+  double parameter_bytes = 2;   ///< per parameter, of the copy computed with
+  double gradient_bytes = 4;    ///< per parameter
+  double optimizer_bytes = 12;  ///< per parameter: master copy and two moments
+  /// Per logit of a micro-batch at the loss, all made at once; 0: as the trace has them, in chunks.
+  double logits_bytes = 6;
   double activation_factor = 1;  ///< activations kept ÷ those of the trace
   double reserved_bytes = 0;     ///< context, communication buffers and fragmentation
 
