@@ -72,6 +72,7 @@ void visit_stack(SoftwareStack& stack, Visitor& visit) {
   visit("optimizer-traffic", "bytes moved a parameter by the optimizer's step", stack.optimizer_traffic);
   visit("step-seconds", "fixed time of a step", stack.step_seconds);
   visit("micro-batch-seconds", "fixed time of a micro-batch on a stage", stack.micro_batch_seconds);
+  visit("step-barrier", "all ranks meet at the end of a step", stack.step_barrier);
   visit("jitter", "relative slow-down per doubling of the nodes", stack.jitter);
   visit("parameter-bytes", "memory a parameter, of the copy computed with", stack.parameter_bytes);
   visit("gradient-bytes", "memory a parameter", stack.gradient_bytes);

@@ -79,12 +79,14 @@ double correlation(const std::vector<double>& a, const std::vector<double>& b) {
   return only_a > 0 && only_b > 0 ? both / std::sqrt(only_a * only_b) : 0;
 }
 
-using SweepKey = std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t, std::int64_t, int, int, Recompute>;
+using SweepKey = std::tuple<std::string, std::string, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                            std::int64_t, int, int, Recompute>;
 
 SweepKey sweep_key(const PublishedRun& run) {
   // The padded vocabulary differs with tp; heads change the model.
-  return {run.source,    run.model.layers,     run.model.hidden,     run.model.heads,
-          run.model.ffn, run.run.grid.world(), run.run.global_batch, run.run.recompute};
+  return {run.source,           run.gpu,          run.model.layers,    run.model.hidden,
+          run.model.heads,      run.model.ffn,    run.model.positions, run.run.grid.world(),
+          run.run.global_batch, run.run.recompute};
 }
 
 Sweep judge_sweep(const std::vector<const ValidatedRun*>& runs) {
@@ -163,8 +165,8 @@ class Clusters {
   std::map<std::string, Cluster> loaded_;
 };
 
-// Embedding or head alone on a stage is what some programs do; this one trains with a layer on every stage, so that such
-// runs are only predicted.
+// Embedding or head alone on a stage is what some programs do; this one trains with a layer on every stage, so that
+// such runs are only predicted.
 void check_published(const PublishedRun& published, Problems& problems) {
   RunConfig run = published.run;
   const bool empty_stage = std::count(run.stage_layers.begin(), run.stage_layers.end(), 0) > 0;

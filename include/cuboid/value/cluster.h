@@ -77,6 +77,9 @@ struct SoftwareStack {
       34;                   ///< bytes moved per parameter of the shard by the optimizer's step and the gradient's norm
   double step_seconds = 0;  ///< fixed time of a step: data, logging, synchronisation
   double micro_batch_seconds = 0;  ///< fixed time of a micro-batch on a stage
+  /// All ranks meet at the end of a step, for the gradient's norm; false: the optimizer's step is validated afterwards
+  /// and steps overlap (Qi et al. 2024, section 4), so that a step takes a rank's own span.
+  bool step_barrier = true;
   double jitter = 0;               ///< relative slow-down per doubling of the number of nodes: waiting for the slowest
 
   // Memory, bytes
