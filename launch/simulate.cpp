@@ -11,6 +11,7 @@
 #include "cuboid/formats/published_runs.h"
 #include "cuboid/parallel/pipeline/draw.h"
 #include "cuboid/plan/predict.h"
+#include "cuboid/plan/report.h"
 #include "cuboid/plan/validate.h"
 #include "cuboid/train/check.h"
 
@@ -35,6 +36,7 @@ struct Request {
   std::string cluster;
   std::string validate;
   std::string svg;
+  std::string html;
   bool json = false;
 };
 
@@ -45,6 +47,7 @@ void add_simulate_flags(Flags& flags, Request& request) {
              "predict every run of a file of published runs, beside what was measured; --cluster then takes the place "
              "of the preset of the same name");
   flags.text("svg", "FILE", request.svg, "draw the pipeline; with --validate, predicted against measured step times");
+  flags.text("html", "FILE", request.html, "write a report on one run: one page that needs no network");
   flags.toggle("json", request.json, "print one JSON document");
   add_run_flags(flags, request.draft);
 }
@@ -58,6 +61,22 @@ Json stages_json(const StepPrediction& prediction) {
     stages.push_back({{"memory_bytes", memory_json(rank.memory)}, {"busy_seconds", rank.busy}, {"memory", timeline}});
   }
   return stages;
+}
+
+void write_report(const std::string& path, Predictor& predictor, const RunConfig& run,
+                  const StepPrediction& prediction) {
+  Report report;
+  report.title = fmt::format("{} on {}", predictor.model().name, predictor.cluster().name);
+  report.subtitle =
+      fmt::format("{} devices, {} sequences of {} tokens a step", run.grid.world(), run.global_batch, run.seq_len);
+  report.explanation = prediction.feasible ? "It fits." : join(prediction.reasons);
+  report.facts = {{human_seconds(prediction.step_seconds), "a step"},
+                  {fmt::format("{:.1f} %", 100 * prediction.mfu), "MFU"},
+                  {human_bytes(static_cast<std::uint64_t>(prediction.memory().total())), "on the fullest device"}};
+  report.candidates = {{run, prediction}};
+  report.candidates_json = Json::array({prediction_json(run, prediction)}).dump();
+  report.memory_limit = static_cast<double>(predictor.cluster().device.memory_bytes);
+  write_durably(path, report_page(predictor, report));
 }
 
 int simulate_run(const Request& request, const RunConfig& run, Problems& problems) {
@@ -80,6 +99,7 @@ int simulate_run(const Request& request, const RunConfig& run, Problems& problem
     drawing.spans = prediction.simulation.spans;
     write_durably(request.svg, draw_svg(drawing));
   }
+  if (!request.html.empty()) write_report(request.html, predictor, run, prediction);
   if (!request.json) {
     fmt::print("{}", prediction_text(run, predictor.cluster(), prediction));
     return 0;
@@ -193,6 +213,7 @@ int simulate_command(const Arguments& arguments) {
     problems.add_if(flags.value_of(name).has_value(),
                     fmt::format("--{}: --validate takes models and grids from its file's runs", name));
   }
+  problems.add_if(!request.html.empty(), "--html: is a report on one run; with --validate use --svg");
   problems.throw_if_any();
   return validate_runs(request);
 }

@@ -41,9 +41,9 @@ SPEC = {
     "fsdp-h100": ["matmul-efficiency", "row-traffic", "attention-backward-efficiency", "dp-overlap", "contention"],
     "dgx-h100": ["matmul-efficiency", "row-traffic", "attention-efficiency", "attention-backward-efficiency",
                  "tp-overlap", "micro-batch-seconds", "jitter"],
-    "gb200-nvl72": ["matmul-efficiency", "row-traffic", "attention-efficiency"],
-    "hgx-b200": ["matmul-efficiency", "row-traffic", "attention-efficiency", "nvlink.efficiency",
-                 "micro-batch-seconds"],
+    "gb200-nvl72": ["matmul-efficiency", "row-traffic", "tp-overlap"],
+    "hgx-b200": ["matmul-efficiency", "row-traffic", "attention-backward-efficiency",
+                 "nvlink.efficiency", "micro-batch-seconds"],
     "nanotron-h100": ["matmul-efficiency", "row-traffic", "dp-overlap", "bucket-bytes", "step-seconds",
                       "micro-batch-seconds", "fabric.efficiency"],
     "pax-a100": ["matmul-efficiency", "step-seconds"],
@@ -56,7 +56,8 @@ MEMORY = {
     "jean-zay": ["activation-factor", "reserved-bytes", "gradient-bytes"],
     "jean-zay-bf16": ["gradient-bytes"],
     "zero-bubble-a100": ["activation-factor", "reserved-bytes"],
-    "hgx-b200": ["activation-factor", "reserved-bytes"],
+    "hgx-b200": ["matmul-efficiency", "row-traffic", "attention-backward-efficiency",
+                 "nvlink.efficiency", "micro-batch-seconds"],
     "nanotron-h100": ["activation-factor", "reserved-bytes"],
 }
 

@@ -20,9 +20,12 @@ Words simulate(const std::string& cluster, Words more) {
 }
 
 TEST(SimulateCommand, PrintsTheRecordOfOneConfiguration) {
-  const auto svg = fresh_folder("simulate") / "pipeline.svg";
-  const Outcome outcome = run_cuboid(simulate("dgx-h100", {"--tp", "2", "--pp", "4", "--dp", "2", "--zero", "1",
-                                                           "--sequence-parallel", "--svg", svg.string()}));
+  const auto folder = fresh_folder("simulate");
+  const auto svg = folder / "pipeline.svg";
+  const auto html = folder / "report.html";
+  const Outcome outcome =
+      run_cuboid(simulate("dgx-h100", {"--tp", "2", "--pp", "4", "--dp", "2", "--zero", "1", "--sequence-parallel",
+                                       "--svg", svg.string(), "--html", html.string()}));
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   const json record = json::parse(outcome.out);
   EXPECT_EQ(record["tp"], 2);
@@ -43,6 +46,7 @@ TEST(SimulateCommand, PrintsTheRecordOfOneConfiguration) {
               1e-3);
   EXPECT_EQ(record["stages"].size(), 4U);
   EXPECT_NE(read_file(svg).find("<svg"), std::string::npos);
+  EXPECT_NE(read_file(html).find("llama3-8b on dgx-h100"), std::string::npos);
 }
 
 TEST(SimulateCommand, InfeasibleIsAnAnswer) {

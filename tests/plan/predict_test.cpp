@@ -85,7 +85,7 @@ TEST(Prediction, WhatDoesNotFitIsInfeasibleAndSaysWhere) {
   EXPECT_FALSE(p.feasible);
   ASSERT_EQ(p.reasons.size(), 1U);
   EXPECT_NE(p.reasons[0].find("pipeline rank"), std::string::npos);
-  EXPECT_NE(p.reasons[0].find("A100-SXM4-40GB has 40 GiB"), std::string::npos) << p.reasons[0];
+  EXPECT_NE(p.reasons[0].find("A100-SXM4-40GB has 39.6 GiB"), std::string::npos) << p.reasons[0];
 }
 
 // More activations are held by earlier stages of 1F1B, and time has the last word on when.
@@ -147,15 +147,16 @@ TEST(PublishedRuns, ModelIsAsAccurateAsItIsSaidToBe) {
   const Validation v = validate(read_published_runs(CUBOID_PUBLISHED_RUNS));
   EXPECT_EQ(v.not_predicted, 0);
   EXPECT_EQ(v.step.runs, 353);
-  EXPECT_LT(v.step.mean, 0.06);
+  EXPECT_LT(v.step.mean, 0.045);
   EXPECT_LT(std::abs(v.step.bias), 0.02);
   for (const auto& [source, summary] : v.by_source) {
     if (summary.runs >= 5) {
       EXPECT_LT(summary.mean, 0.08) << source;
     }
   }
-  EXPECT_LT(v.memory.mean, 0.08);
-  EXPECT_GT(v.mean_spearman, 0.8);
+  EXPECT_LT(v.memory.mean, 0.06);
+  EXPECT_EQ(v.called_infeasible, v.out_of_memory);
+  EXPECT_GT(v.mean_spearman, 0.77);
   EXPECT_NE(draw_validation_svg(v).find("353 published runs"), std::string::npos);
 }
 
