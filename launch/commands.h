@@ -9,6 +9,7 @@ namespace cuboid::launch {
 
 using Arguments = std::vector<std::string>;
 
+int bench_command(const Arguments& arguments);
 int checkpoint_command(const Arguments& arguments);
 int train_command(const Arguments& arguments);
 int plan_command(const Arguments& arguments);
@@ -18,5 +19,6 @@ int data_command(const Arguments& arguments);
 int models_command(const Arguments& arguments);
 int simulate_command(const Arguments& arguments);
 int schedule_command(const Arguments& arguments);
+int topo_command(const Arguments& arguments);
 
 }  // namespace cuboid::launch

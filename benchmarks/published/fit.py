@@ -56,8 +56,7 @@ MEMORY = {
     "jean-zay": ["activation-factor", "reserved-bytes", "gradient-bytes"],
     "jean-zay-bf16": ["gradient-bytes"],
     "zero-bubble-a100": ["activation-factor", "reserved-bytes"],
-    "hgx-b200": ["matmul-efficiency", "row-traffic", "attention-backward-efficiency",
-                 "nvlink.efficiency", "micro-batch-seconds"],
+    "hgx-b200": ["activation-factor", "reserved-bytes"],
     "nanotron-h100": ["activation-factor", "reserved-bytes"],
 }
 
