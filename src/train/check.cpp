@@ -247,6 +247,18 @@ void check_settings(const RunConfig& run, Problems& problems) {
   check_saving(run, problems);
 }
 
+void check_layout(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+  check_tensor_degree(model, run, problems);
+  check_stages(model, run, check_schedule(run, problems), problems);
+  check_positions(model, run, problems);
+  const int cp = run.grid.degree(Axis::cp);
+  problems.add_if(run.seq_len % cp != 0, fmt::format("--seq-len {}: --cp splits it over {} ranks; use a multiple of {}",
+                                                     run.seq_len, cp, cp));
+  check_sequence(run, problems);
+  check_batch(run, problems);
+  check_types(run, problems);
+}
+
 void check_run(const ModelConfig& model, const RunConfig& run, Problems& problems) {
   Problems elsewhere;  // the schedule's own faults are reported by check_settings
   check_tensor_degree(model, run, problems);
