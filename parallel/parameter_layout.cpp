@@ -25,6 +25,24 @@ bool has_twin(const ParameterTable& table, const ParameterInfo& info) {
 
 }  // namespace
 
+ParameterCut parameter_cut(const Grid& grid, const Coordinate& at, int zero) {
+  return {.tp_rank = at[Axis::tp],
+          .tp_size = grid.degree(Axis::tp),
+          .ep_rank = at[Axis::ep],
+          .ep_size = grid.degree(Axis::ep),
+          .dense_parts = parts_of_buckets(zero, grid.data_degree()),
+          .expert_parts = parts_of_buckets(zero, grid.degree(Axis::dp))};
+}
+
+BucketShare kept_share(const BucketLayout& bucket, int zero) {
+  BucketShare share;
+  share.gradients = zero < 2 ? bucket.elements : bucket.part_elements();
+  if (bucket.shares_values) return share;
+  share.values = zero < 3 ? bucket.elements : bucket.part_elements();
+  share.masters = bucket.part_elements();
+  return share;
+}
+
 std::vector<BucketLayout> lay_out_buckets(const ParameterTable& table, const std::vector<StageBlocks>& stages,
                                           const ParameterCut& cut, std::int64_t bucket_bytes) {
   const auto lives_here = [&](const std::string& name) {

@@ -75,8 +75,8 @@ void combine_rows_gradient(const Device& device, const Tensor& dy, const Tensor&
                            const Tensor& weights, const Tensor& drows, const Tensor& dweights);
 void add_squares(const Device& device, const Tensor& x, ExactSum& sum);
 void adamw(const Device& device, const AdamW& options, const Tensor& gradient, const Tensor& weight, const Tensor& m,
-           const Tensor& v);
+           const Tensor& v, const Tensor& rounded);
 void sgd(const Device& device, double lr, double weight_decay, double gradient_scale, const Tensor& gradient,
-         const Tensor& weight);
+         const Tensor& weight, const Tensor& rounded);
 
 }  // namespace cuboid::kernels::cpu

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "cuboid/value/grid.h"
 #include "cuboid/value/parameter_table.h"
 
 namespace cuboid {
@@ -25,6 +26,14 @@ struct ParameterCut {
   int dense_parts = 1;   ///< ranks that each own a part of a dense bucket: dp × ep, or 1 without ZeRO
   int expert_parts = 1;  ///< of an expert's: dp, or 1
 };
+
+/// In how many parts buckets are cut over the ranks that hold copies.
+inline int parts_of_buckets(int zero, int copies) {
+  return zero > 0 ? copies : 1;
+}
+
+/// The cut of the rank at these coordinates.
+ParameterCut parameter_cut(const Grid& grid, const Coordinate& at, int zero);
 
 /// A parameter in its bucket.
 struct ParameterPlace {
@@ -47,6 +56,15 @@ struct BucketLayout {
   bool shares_values = false;  ///< a tied parameter whose partner's values live on this rank too
   std::int64_t part_elements() const { return elements / parts; }
 };
+
+/// Elements of a bucket that a rank keeps for the whole run. Masters are apart from the values only where the values
+/// are not float32; each moment of the optimizer has as many elements as the masters.
+struct BucketShare {
+  std::int64_t values = 0;     ///< of the compute type; 0 if shared with a partner
+  std::int64_t gradients = 0;  ///< float32
+  std::int64_t masters = 0;    ///< float32; 0 if shared with a partner
+};
+BucketShare kept_share(const BucketLayout& bucket, int zero);
 
 /// A stage's buckets in the order in which backward completes them: the last parameters first. A bucket is closed when
 /// it holds `bucket_bytes` of float32. A parameter with a tied partner is a bucket of its own, so that both cut alike;
