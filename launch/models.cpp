@@ -86,13 +86,10 @@ std::string table(const std::vector<Description>& all) {
                         c.layers, c.hidden, c.heads, c.kv_heads, c.vocab, list_of(d.tensor_degrees));
   }
   return text +
-         "\n`cuboid models --model M` describes one. pp may be any number up to the layers, dp any; ep with "
-         "experts. FLOPs are those of "
-         "a\n"
-         "forward pass: 2 for each weight of a matrix that multiplies the token, and causal attention over the "
-         "model's\n"
-         "longest sequence, or --seq-len T (2·T·heads·head dim a layer; less with a window). Training takes 3 times "
-         "that.\n";
+         "\n`cuboid models --model M` describes one. pp may be any number up to the layers, dp any, ep any that divides\n"
+         "the experts. FLOPs are those of a forward pass: 2 for each weight of a matrix that multiplies the token, and\n"
+         "causal attention over the model's longest sequence, or --seq-len T (2·T·heads·head dim a layer; less with a\n"
+         "window). Training takes 3 times that.\n";
 }
 
 std::string details(const Description& d, std::int64_t seq_len) {

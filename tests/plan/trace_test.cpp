@@ -281,8 +281,8 @@ TEST(LayerKinds, AreAlikeWhereTheFamilySaysSo) {
     for (int i = 0; i < model.layers; ++i) {
       const Device device = Device::meta();
       const auto tensor = make_meta_communicator(device, 0, 2, "tp", {});
-      const auto alone = make_meta_communicator(device, 0, 1, "ep, dp", {});
-      BlockProbe probe(device, *tensor, *alone, *alone, {{{i}}, model}, options);
+      const auto other = make_meta_communicator(device, 0, 1, "ep, dp", {});
+      BlockProbe probe(device, *tensor, *other, *other, {{{i}}, model}, options);
       const TracedBlock alone = probe.run(1);
       const TracedBlock& kind = trace.layers[static_cast<std::size_t>(trace.kind_of_layer(i))];
       EXPECT_EQ(alone.kept, kind.kept) << family << " layer " << i;
