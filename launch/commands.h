@@ -19,6 +19,7 @@ int data_command(const Arguments& arguments);
 int models_command(const Arguments& arguments);
 int simulate_command(const Arguments& arguments);
 int schedule_command(const Arguments& arguments);
+int sample_command(const Arguments& arguments);
 int topo_command(const Arguments& arguments);
 
 }  // namespace cuboid::launch

@@ -114,7 +114,7 @@ void check_sequence(const RunConfig& run, Problems& problems) {
 }
 
 void check_positions(const ModelConfig& model, const RunConfig& run, Problems& problems) {
-  if (model.family == "gpt2" && run.seq_len > model.positions) {
+  if (run.seq_len > model.positions && learns_positions(model)) {
     problems.add(fmt::format("--seq-len {}: the model has a learned embedding for {} positions; use at most {}",
                              run.seq_len, model.positions, model.positions));
   }
@@ -226,9 +226,15 @@ void check_settings(const RunConfig& run, Problems& problems) {
   check_saving(run, problems);
 }
 
-void check_layout(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+void check_split(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+  Problems elsewhere;  // the schedule's own faults are reported by check_settings
   check_tensor_degree(model, run, problems);
-  check_stages(model, run, check_schedule(run, problems), problems);
+  check_stages(model, run, check_schedule(run, elsewhere), problems);
+}
+
+void check_layout(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+  check_split(model, run, problems);
+  check_schedule(run, problems);
   check_positions(model, run, problems);
   const int cp = run.grid.degree(Axis::cp);
   problems.add_if(run.seq_len % cp != 0, fmt::format("--seq-len {}: --cp splits it over {} ranks; use a multiple of {}",
@@ -239,16 +245,14 @@ void check_layout(const ModelConfig& model, const RunConfig& run, Problems& prob
 }
 
 void check_run(const ModelConfig& model, const RunConfig& run, Problems& problems) {
-  Problems elsewhere;  // the schedule's own faults are reported by check_settings
-  check_tensor_degree(model, run, problems);
-  check_stages(model, run, check_schedule(run, elsewhere), problems);
+  check_split(model, run, problems);
   check_positions(model, run, problems);
   check_settings(run, problems);
 }
 
 std::vector<std::string> doubts_about_run(const ModelConfig& model, const RunConfig& run) {
   std::vector<std::string> doubts;
-  if (model.family != "gpt2" && run.seq_len > model.positions) {
+  if (run.seq_len > model.positions && !learns_positions(model)) {
     doubts.push_back(fmt::format("--seq-len {}: the model's configuration was made for at most {} positions",
                                  run.seq_len, model.positions));
   }
