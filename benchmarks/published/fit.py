@@ -34,7 +34,8 @@ SPEC = {
     "jean-zay": ["matmul-efficiency", "row-traffic", "misaligned-slowdown", "micro-batch-seconds"],
     "jean-zay-bf16": ["matmul-efficiency", "row-traffic"],
     "vtrain-a100": ["matmul-efficiency", "row-traffic", "score-traffic", "host-seconds", "micro-batch-seconds"],
-    "zero-bubble-a100": ["matmul-efficiency", "row-traffic", "score-traffic", "micro-batch-seconds"],
+    "zero-bubble-a100": ["matmul-efficiency", "row-traffic", "score-traffic", "micro-batch-seconds",
+                         "fabric.efficiency"],
     "fsdp-a100": ["matmul-efficiency", "row-traffic", "attention-backward-efficiency", "dp-overlap", "contention"],
     "fsdp-a100-40gb": ["matmul-efficiency", "row-traffic", "attention-backward-efficiency", "dp-overlap",
                        "contention", "fabric.efficiency"],
@@ -53,8 +54,8 @@ SPEC = {
 
 # The same for memory, where sources publish it.
 MEMORY = {
-    "jean-zay": ["activation-factor", "reserved-bytes", "gradient-bytes"],
-    "jean-zay-bf16": ["gradient-bytes"],
+    "jean-zay": ["activation-factor", "reserved-bytes"],
+    "jean-zay-bf16": ["reserved-bytes"],
     "zero-bubble-a100": ["activation-factor", "reserved-bytes"],
     "hgx-b200": ["activation-factor", "reserved-bytes"],
     "nanotron-h100": ["activation-factor", "reserved-bytes"],
@@ -69,10 +70,6 @@ class Preset:
         self.text = self.path.read_text()
         base = re.search(r'^base = "(.*)"', self.text, re.M)
         self.base = Preset(base[1]) if base else None
-        # Levels that come from the base are copied when one of their values is set.
-        if self.base and "[[levels]]" not in self.text:
-            levels = self.base.text[self.base.text.index("\n[[levels]]"):self.base.text.index("\n[stack]")]
-            self.text = self.text.replace("\n[stack]", levels + "\n[stack]")
 
     def section(self, parameter):
         if "." in parameter:
@@ -83,7 +80,16 @@ class Preset:
         end = self.text.find("\n[", begin + 2)
         return key, begin, len(self.text) if end < 0 else end + 1
 
+    def own_levels(self):
+        """Copies the base's levels, so that a value of theirs can be set."""
+        if "[[levels]]" not in self.text:
+            self.base.own_levels()
+            levels = self.base.text[self.base.text.index("\n[[levels]]"):self.base.text.index("\n[stack]")]
+            self.text = self.text.replace("\n[stack]", levels + "\n[stack]")
+
     def get(self, parameter):
+        if "." in parameter and "[[levels]]" not in self.text:
+            return self.base.get(parameter)
         key, begin, end = self.section(parameter)
         found = re.search(rf"^{key} = (\S+)", self.text[begin:end], re.M)
         if found:
@@ -91,6 +97,8 @@ class Preset:
         return self.base.get(parameter) if self.base else None
 
     def set(self, parameter, value):
+        if "." in parameter:
+            self.own_levels()
         key, begin, end = self.section(parameter)
         line = f"{key} = {value:.4g}"
         if re.fullmatch(r"\S+ = -?\d+", line):

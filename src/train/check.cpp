@@ -247,10 +247,16 @@ void check_settings(const RunConfig& run, Problems& problems) {
   check_saving(run, problems);
 }
 
-void check_layout(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+void check_split(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+  Problems elsewhere;  // the schedule's own faults are reported by check_settings
   check_tensor_degree(model, run, problems);
   check_experts(model, run, problems);
-  check_stages(model, run, check_schedule(run, problems), problems);
+  check_stages(model, run, check_schedule(run, elsewhere), problems);
+}
+
+void check_layout(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+  check_split(model, run, problems);
+  check_schedule(run, problems);
   check_positions(model, run, problems);
   const int cp = run.grid.degree(Axis::cp);
   problems.add_if(run.seq_len % cp != 0,
@@ -258,13 +264,6 @@ void check_layout(const ModelConfig& model, const RunConfig& run, Problems& prob
   check_sequence(run, problems);
   check_batch(run, problems);
   check_types(run, problems);
-}
-
-void check_split(const ModelConfig& model, const RunConfig& run, Problems& problems) {
-  Problems elsewhere;  // the schedule's own faults are reported by check_settings
-  check_tensor_degree(model, run, problems);
-  check_experts(model, run, problems);
-  check_stages(model, run, check_schedule(run, elsewhere), problems);
 }
 
 void check_run(const ModelConfig& model, const RunConfig& run, Problems& problems) {
