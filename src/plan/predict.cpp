@@ -1,6 +1,7 @@
 #include "cuboid/plan/predict.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include <fmt/format.h>
@@ -121,15 +122,19 @@ class Step {
     stages_ = layout.stages;
     rank_of_stage_ = shape.rank_of_stage;
     add_transfers_and_overheads();
-    double end = 0;
-    double gathers = 0;
     StepBound bound;
     // The ranks that are slowest or fullest in one schedule or another; the others can only be worse than the bound.
-    for (const int rank : {0, 1, shape.ranks() / 2, shape.ranks() - 1}) {
+    const std::array<int, 4> ranks = {0, 1, shape.ranks() / 2, shape.ranks() - 1};
+    for (const int rank : ranks) {
+      if (rank < shape.ranks()) bound.memory_bytes = std::max(bound.memory_bytes, least_memory(rank, shape));
+    }
+    if (bound.memory_bytes > options_.memory_limit) return bound;
+    double end = 0;
+    double gathers = 0;
+    for (const int rank : ranks) {
       if (rank >= shape.ranks()) continue;
       end = std::max(end, least_end(rank, shape) + tail_reduction(rank) + optimizer_seconds(rank));
       gathers = std::max(gathers, gather(rank));
-      bound.memory_bytes = std::max(bound.memory_bytes, least_memory(rank, shape));
     }
     bound.step_seconds = step_seconds(end, gathers);
     return bound;
@@ -567,11 +572,11 @@ Predictor::Priced& Predictor::priced(Cached& cached, const RunConfig& run) {
   return found->second;
 }
 
-StepBound Predictor::bound(const RunConfig& run) {
+StepBound Predictor::bound(const RunConfig& run, double memory_limit) {
   Cached& traced = cached(run);
   Priced& prices = priced(traced, run);
   const ScheduleShape& shape = shapes_->of(run);
-  const PredictOptions options;
+  const PredictOptions options{.spans = false, .memory_limit = memory_limit};
   Step step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid).data);
   const auto stages = static_cast<int>(shape.rank_of_stage.size());
   const auto [layout, is_new] = prices.layouts.try_emplace({stages, shape.split});
