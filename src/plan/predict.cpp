@@ -95,7 +95,7 @@ struct ScheduleShape {
 class Step {
  public:
   Step(const Cluster& cluster, const ModelConfig& model, const RunConfig& run, const ModelTrace& trace,
-       const PredictOptions& options, const ModelPrice& price, const plan::DataGroups& data)
+       const PredictOptions& options, const ModelPrice& price, const plan::DataGroups& data, double training_flops)
       : cluster_(cluster),
         stack_(cluster.stack),
         model_(model),
@@ -103,7 +103,8 @@ class Step {
         trace_(trace),
         options_(options),
         data_(data),
-        price_(price) {}
+        price_(price),
+        training_flops_(training_flops) {}
 
   /// Layers of each stage, and the stages' prices: what all runs of equal prices and numbers of stages share.
   struct Layout {
@@ -410,7 +411,7 @@ class Step {
     const double devices = run_.grid.world();
     const double peak = cluster_.device.flops(run_.dtype);
     out_.tokens_per_second_per_gpu = tokens / out_.step_seconds / devices;
-    out_.model_flops_per_gpu = flops_per_token(model_, run_.seq_len).training() * out_.tokens_per_second_per_gpu;
+    out_.model_flops_per_gpu = training_flops_ * out_.tokens_per_second_per_gpu;
     out_.mfu = out_.model_flops_per_gpu / peak;
     double executed = 0;
     for (const BlockPrice& stage : stages_) executed += stage.flops;
@@ -486,6 +487,7 @@ class Step {
   const PredictOptions& options_;
   const plan::DataGroups& data_;
   const ModelPrice& price_;
+  double training_flops_;  // per token
   Schedule schedule_;
   std::vector<BlockPrice> stages_;
   std::vector<int> rank_of_stage_;
@@ -510,6 +512,13 @@ struct Predictor::Cached {
 };
 
 struct Predictor::Shapes {
+  std::map<int, double> training_flops;  // per token, by sequence length
+  double flops(const ModelConfig& model, int seq_len) {
+    const auto [found, is_new] = training_flops.try_emplace(seq_len);
+    if (is_new) found->second = flops_per_token(model, seq_len).training();
+    return found->second;
+  }
+
   // Where the groups of the grid lie that was asked for last: a search asks for one grid many times in a row.
   Placed placed;
   const Placed& place(const Cluster& cluster, const Grid& grid) {
@@ -577,7 +586,8 @@ StepBound Predictor::bound(const RunConfig& run, double memory_limit) {
   Priced& prices = priced(traced, run);
   const ScheduleShape& shape = shapes_->of(run);
   const PredictOptions options{.spans = false, .memory_limit = memory_limit};
-  Step step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid).data);
+  Step step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid).data,
+            shapes_->flops(model_, run.seq_len));
   const auto stages = static_cast<int>(shape.rank_of_stage.size());
   const auto [layout, is_new] = prices.layouts.try_emplace({stages, shape.split});
   if (is_new) layout->second = step.divide(stages, shape.split);
@@ -587,7 +597,8 @@ StepBound Predictor::bound(const RunConfig& run, double memory_limit) {
 StepPrediction Predictor::predict(const RunConfig& run, const PredictOptions& options) {
   Cached& traced = cached(run);
   const Priced& prices = priced(traced, run);
-  return Step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid).data)
+  return Step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid).data,
+              shapes_->flops(model_, run.seq_len))
       .run();
 }
 
