@@ -127,7 +127,7 @@ class Step {
     // The ranks that are slowest or fullest in one schedule or another; the others can only be worse than the bound.
     const std::array<int, 4> ranks = {0, 1, shape.ranks() / 2, shape.ranks() - 1};
     for (const int rank : ranks) {
-      if (rank < shape.ranks()) bound.memory_bytes = std::max(bound.memory_bytes, least_memory(rank, shape));
+      if (rank < shape.ranks()) add_least_memory(rank, shape, bound);
     }
     if (bound.memory_bytes > options_.memory_limit) return bound;
     double end = 0;
@@ -361,7 +361,7 @@ class Step {
                     tail_reduction(rank) + optimizer_seconds(rank) - tail_reduction(first) - optimizer_seconds(first));
   }
 
-  double least_memory(int rank, const ScheduleShape& shape) const {
+  void add_least_memory(int rank, const ScheduleShape& shape, StepBound& bound) const {
     double kept = 0;
     double temporary = 0;
     bool any = false;
@@ -372,7 +372,9 @@ class Step {
       temporary = any ? std::min(temporary, bytes.temporary) : bytes.temporary;
       any = true;
     }
-    return fixed_memory(rank).total() + shape.held(rank, run_.micro_batches()) * kept + temporary;
+    const double held = fixed_memory(rank).total() + shape.held(rank, run_.micro_batches()) * kept;
+    bound.kept_bytes = std::max(bound.kept_bytes, held);
+    bound.memory_bytes = std::max(bound.memory_bytes, held + temporary);
   }
 
   void time(const Simulation& simulation) {

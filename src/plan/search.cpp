@@ -181,18 +181,26 @@ class Search {
         if (zero > 0 && grid.degree(Axis::dp) == 1) continue;
         if (pp > 1 && zero > request_.largest_zero_with_pipeline) continue;
         run.zero = zero;
-        for (const bool sequence_parallel : {false, true}) {
-          if (sequence_parallel && tp == 1) continue;
-          if (sequence_parallel && request_.seq_len % tp != 0) {
-            reject(kSequence);
-            continue;
-          }
-          run.sequence_parallel = sequence_parallel;
-          for (const Recompute recompute : kRecomputes) {
-            run.recompute = recompute;
-            consider(run);
-          }
-        }
+        recomputations(run, tp > 1 && request_.seq_len % tp == 0);
+        if (tp > 1 && request_.seq_len % tp != 0) reject(kSequence);
+      }
+    }
+  }
+
+  // All that is left to choose: whether to split the sequence, and what to recompute. What keeps least can rule out the
+  // others with it.
+  void recomputations(RunConfig run, bool splits) {
+    run.sequence_parallel = splits;
+    run.recompute = Recompute::full;
+    const StepBound smallest = predictor_.bound(run, 0);
+    smallest_ = std::min(smallest_, smallest.memory_bytes);
+    if (smallest.kept_bytes > limit_) return reject(kMemory, splits ? 6 : 3);
+    for (const bool sequence_parallel : {false, true}) {
+      if (sequence_parallel && !splits) continue;
+      run.sequence_parallel = sequence_parallel;
+      for (const Recompute recompute : kRecomputes) {
+        run.recompute = recompute;
+        consider(run);
       }
     }
   }

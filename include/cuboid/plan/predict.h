@@ -82,6 +82,7 @@ struct PredictOptions {
 struct StepBound {
   double step_seconds = 0;
   double memory_bytes = 0;
+  double kept_bytes = 0;  ///< of it, without what is temporary: grows with the activations that are kept
 };
 
 /// Predicts runs of one model on one cluster; keeps traces, so that runs that share a micro-batch's shape are cheap.
