@@ -457,19 +457,23 @@ void add_squares(const Device& device, const Tensor& x, ExactSum& sum) {
 }
 
 void adamw(const Device& device, const AdamW& options, const Tensor& gradient, const Tensor& weight, const Tensor& m,
-           const Tensor& v) {
+           const Tensor& v, const Tensor& rounded) {
   expect_real(weight, "adamw: weight");
   expect_like(gradient, weight, "adamw: gradient");
   expect_like(m, weight, "adamw: m");
   expect_like(v, weight, "adamw: v");
-  run(device, {"adamw", {&gradient, &weight, &m, &v}, {&weight, &m, &v}}, cpu::adamw, options, gradient, weight, m, v);
+  if (rounded.defined()) expect(rounded, DType::bfloat16, weight.elements(), "adamw: rounded");
+  run(device, {"adamw", {&gradient, &weight, &m, &v}, {&weight, &m, &v, &rounded}}, cpu::adamw, options, gradient,
+      weight, m, v, rounded);
 }
 
 void sgd(const Device& device, double lr, double weight_decay, double gradient_scale, const Tensor& gradient,
-         const Tensor& weight) {
+         const Tensor& weight, const Tensor& rounded) {
   expect_real(weight, "sgd: weight");
   expect_like(gradient, weight, "sgd: gradient");
-  run(device, {"sgd", {&gradient, &weight}, {&weight}}, cpu::sgd, lr, weight_decay, gradient_scale, gradient, weight);
+  if (rounded.defined()) expect(rounded, DType::bfloat16, weight.elements(), "sgd: rounded");
+  run(device, {"sgd", {&gradient, &weight}, {&weight, &rounded}}, cpu::sgd, lr, weight_decay, gradient_scale, gradient,
+      weight, rounded);
 }
 
 }  // namespace cuboid::kernels

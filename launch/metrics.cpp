@@ -25,6 +25,16 @@ std::string lines_before(const std::string& path, int step) {
   return kept;
 }
 
+// {"parameters": [of rank 0, of rank 1, …], …, "total": […]}.
+Json bytes_by_rank(const std::vector<MemoryUse>& ranks) {
+  Json json;
+  for (const MemoryUse& use : ranks) {
+    for (std::size_t i = 0; i < kCategoryCount; ++i) json[name_of(static_cast<Category>(i))].push_back(use.bytes[i]);
+    json["total"].push_back(use.total);
+  }
+  return json;
+}
+
 }  // namespace
 
 std::string metrics_line(const StepMetrics& metrics) {
@@ -43,7 +53,8 @@ std::string metrics_line(const StepMetrics& metrics) {
                      {"tflops_per_rank", metrics.tflops_per_rank},
                      {"bubble_fraction", metrics.bubble_fraction},
                      {"schedule_bubble_fraction", metrics.schedule_bubble_fraction},
-                     {"peak_bytes", peak}};
+                     {"peak_bytes", peak},
+                     {"rank_peak_bytes", bytes_by_rank(metrics.rank_peaks)}};
   return line.dump();
 }
 
@@ -76,6 +87,7 @@ std::string result_document(const RunStart& start, const TrainResult& result, co
                         {"best_named", named ? Json(start.chosen->best_named) : Json(nullptr)},
                         {"best_named_makespan", named ? Json(start.chosen->best_named_makespan) : Json(nullptr)}};
   }
+  document["rank_peak_bytes"] = bytes_by_rank(result.rank_peaks);
   document["weights_hash"] = result.weights_hash;
   return document.dump(2);
 }

@@ -73,8 +73,8 @@ void add_grid_flags(Flags& flags, RunDraft& draft) {
                         "profile before the first step");
   flags.whole("zero", draft.run.zero,
               "ZeRO stage over the data axis: 1 shards optimizer state, 2 also gradients, 3 also parameters", 0, 3);
-  flags.whole("bucket-bytes", draft.run.bucket_bytes,
-              "gradients reduced and parameters gathered together, as bytes of float32", 1);
+  flags.bytes("bucket-bytes", draft.run.bucket_bytes,
+              "gradients reduced and parameters gathered together, as bytes of float32");
   flags.toggle("sequence-parallel", draft.run.sequence_parallel,
                "split norms, dropout and residuals along the sequence over the tp ranks");
 }
@@ -121,6 +121,9 @@ void add_machine_flags(Flags& flags, RunDraft& draft) {
   RunConfig& run = draft.run;
   flags.section("Machine");
   flags.whole("threads-per-rank", run.threads_per_rank, "threads of a rank's matrix products", 1, 1024);
+  flags.bytes("memory-limit", run.memory_limit,
+              "most that a rank may hold: more is refused before the start, or ends the run",
+              "what the machine has available, for all ranks on it");
   flags.real("deadline", run.deadline, "longest wait for another rank, in seconds", "SECONDS");
   flags.fixed("device", {"auto", "cpu"}, "where ranks compute", "this version runs on the CPU");
   flags.choice<FabricKind>(

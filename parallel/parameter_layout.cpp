@@ -25,6 +25,15 @@ bool has_twin(const ParameterTable& table, const ParameterInfo& info) {
 
 }  // namespace
 
+BucketShare kept_share(const BucketLayout& bucket, int zero) {
+  BucketShare share;
+  share.gradients = zero < 2 ? bucket.elements : bucket.part_elements();
+  if (bucket.shares_values) return share;
+  share.values = zero < 3 ? bucket.elements : bucket.part_elements();
+  share.masters = bucket.part_elements();
+  return share;
+}
+
 std::vector<BucketLayout> lay_out_buckets(const ParameterTable& table, const std::vector<StageBlocks>& stages,
                                           int tp_rank, int tp_size, int parts, std::int64_t bucket_bytes) {
   const auto lives_here = [&](const std::string& name) {

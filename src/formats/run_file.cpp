@@ -93,6 +93,7 @@ void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Vis
   visit("clip-grad", "largest global gradient norm; 0: no clipping", run.optimizer.clip_grad);
   visit.section("Run");
   visit("threads-per-rank", "OpenMP threads of a rank", run.threads_per_rank);
+  visit("memory-limit", "most bytes a rank may hold; 0: what the machine has for all of its ranks", run.memory_limit);
   visit("deadline", "longest wait for another rank, in seconds", run.deadline);
   visit("stop-on-nan", "end with status 3 at a loss or gradient that is not a number", run.stop_on_nan);
   visit("timeline", "write timeline.json into out (Chrome trace format)", run.timeline);

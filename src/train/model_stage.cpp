@@ -1,5 +1,7 @@
 #include "model_stage.h"
 
+#include "cuboid/train/pipeline_plan.h"
+
 namespace cuboid {
 
 std::vector<StageSpan> stage_spans(const std::vector<int>& stage_layers) {
@@ -15,6 +17,15 @@ std::vector<StageSpan> stage_spans(const std::vector<int>& stage_layers) {
 
 StageBlocks stage_blocks(const StageSpan& span) {
   return {span.stage, span.first ? 0 : span.first_layer + 1, span.first_layer + span.layers + (span.last ? 2 : 1)};
+}
+
+std::vector<StageBlocks> blocks_of_rank(const PipelineLayout& layout, int pipeline_rank) {
+  const std::vector<int> rank_of_stage = layout.training.rank_of_stage();
+  std::vector<StageBlocks> blocks;
+  for (const StageSpan& span : stage_spans(layout.stage_layers)) {
+    if (rank_of_stage[static_cast<std::size_t>(span.stage)] == pipeline_rank) blocks.push_back(stage_blocks(span));
+  }
+  return blocks;
 }
 
 ModelStage::ModelStage(const Device& device, const ModelConfig& config, const TensorParallel& tp, ParameterStore& store,

@@ -32,6 +32,10 @@ std::vector<StageSpan> stage_spans(const std::vector<int>& stage_layers);
 /// Blocks [begin, end) of a stage: 0 is the embedding, layer i is block i + 1, the head follows the last layer.
 StageBlocks stage_blocks(const StageSpan& span);
 
+struct PipelineLayout;
+/// Blocks of each stage that a pipeline rank runs.
+std::vector<StageBlocks> blocks_of_rank(const PipelineLayout& layout, int pipeline_rank);
+
 class ModelStage final : public Stage {
  public:
   ModelStage(const Device& device, const ModelConfig& config, const TensorParallel& tp, ParameterStore& store,

@@ -22,12 +22,8 @@ Replica::Replica(RankContext& context, const RunConfig& run, const ModelConfig& 
       channels_(groups_.axis(Axis::pp), layout.training.rank_of_stage()),
       tp_{&groups_.axis(Axis::tp), run.sequence_parallel, run.reduce_dtype} {
   const int pipeline_rank = groups_.at()[Axis::pp];
-  const std::vector<int> rank_of_stage = layout.training.rank_of_stage();
   const std::vector<StageSpan> spans = stage_spans(layout.stage_layers);
-  std::vector<StageBlocks> mine;
-  for (std::size_t s = 0; s < spans.size(); ++s) {
-    if (rank_of_stage[s] == pipeline_rank) mine.push_back(stage_blocks(spans[s]));
-  }
+  const std::vector<StageBlocks> mine = blocks_of_rank(layout, pipeline_rank);
   const ParameterOptions options{
       .dtype = run.dtype, .reduce_dtype = run.reduce_dtype, .zero = run.zero, .bucket_bytes = run.bucket_bytes};
   store_ =

@@ -104,6 +104,36 @@ TEST(Resume, DISABLED_OnEveryOtherLayout) {
   }
 }
 
+// The float32 masters are what is stored: a bfloat16 run goes on bit by bit, also on another pipeline; on other tensor
+// and data axes, and in float32, it stays as near as such runs are to each other.
+TEST(Resume, BFloat16GoesOnFromItsMasters) {
+  const test::TemporaryFolder folder;
+  const auto run_on = [&](const Layout& layout, const char* out) {
+    RunConfig run = run_of({layout, layout.zero}, "llama-odd", folder / out);
+    run.dtype = DType::bfloat16;
+    return run;
+  };
+  const RunConfig first = run_on({}, "first");
+  const Followed unbroken = follow(first);
+  const Checkpoint saved = Checkpoint::open(folder / "first/checkpoints/" + checkpoint_name(kSaved));
+  const auto expect_near = [&](const RunConfig& run, double tolerance) {
+    const Followed resumed = follow(run, &saved);
+    ASSERT_EQ(resumed.losses.size(), unbroken.losses.size() - kSaved);
+    for (std::size_t s = 0; s < resumed.losses.size(); ++s) {
+      EXPECT_NEAR(resumed.losses[s], unbroken.losses[s + kSaved], tolerance) << "step " << s + kSaved;
+    }
+    if (tolerance == 0) {
+      EXPECT_EQ(resumed.result.weights_hash, unbroken.result.weights_hash);
+    }
+  };
+  expect_near(run_on({}, "itself"), 0);
+  expect_near(run_on({.pp = 3, .schedule = "zb-h1"}, "pipeline"), 0);
+  expect_near(run_on({.tp = 2, .dp = 2, .sequence_parallel = true, .zero = 3}, "grid"), 5e-3);
+  RunConfig wider = run_on({.dp = 2}, "float32");
+  wider.dtype = DType::float32;
+  expect_near(wider, 2e-2);
+}
+
 // In the background the same checkpoints come out, each visible before the next; none is lost at the end.
 TEST(Resume, BackgroundSavesAreTheSame) {
   const test::TemporaryFolder folder;

@@ -180,10 +180,11 @@ struct AdamW {
   double gradient_scale;    ///< clipping factor, applied to the gradient first
 };
 /// Decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101): w -= lr·(wd·w + m̂/(sqrt(v̂) + eps)).
+/// `rounded` (bfloat16), if defined, gets the new weights in the same pass: the step is bound by memory.
 void adamw(const Device& device, const AdamW& options, const Tensor& gradient, const Tensor& weight, const Tensor& m,
-           const Tensor& v);
+           const Tensor& v, const Tensor& rounded = {});
 /// w -= lr·(gradient_scale·g + weight_decay·w).
 void sgd(const Device& device, double lr, double weight_decay, double gradient_scale, const Tensor& gradient,
-         const Tensor& weight);
+         const Tensor& weight, const Tensor& rounded = {});
 
 }  // namespace cuboid::kernels

@@ -36,6 +36,20 @@ struct BucketLayout {
   std::int64_t part_elements() const { return elements / parts; }
 };
 
+/// Elements of a bucket that a rank keeps for the whole run. Masters are apart from the values only where the values
+/// are not float32; each moment of the optimizer has as many elements as the masters.
+struct BucketShare {
+  std::int64_t values = 0;     ///< of the compute type; 0 if shared with a partner
+  std::int64_t gradients = 0;  ///< float32
+  std::int64_t masters = 0;    ///< float32; 0 if shared with a partner
+};
+BucketShare kept_share(const BucketLayout& bucket, int zero);
+
+/// In how many parts buckets are cut over the data axis.
+inline int parts_of_buckets(int zero, int data_ranks) {
+  return zero > 0 ? data_ranks : 1;
+}
+
 /// A stage's buckets in the order in which backward completes them: the last parameters first. A bucket is closed when
 /// it holds `bucket_bytes` of float32. A parameter with a tied partner is a bucket of its own, so that both cut alike.
 /// Uneven shards (vocabulary) take the space of the largest, so that all ranks of a tensor group cut alike.

@@ -105,8 +105,7 @@ class ParameterStore {
   void write_values(const Parameter& parameter, std::int64_t begin, std::int64_t count, const float* numbers);
   /// Fills the values from the parameters' initialisers: each element a function of seed, name and global index.
   void initialize(std::uint64_t seed);
-  /// After the optimizer has changed the masters: values of the compute type, whole on every rank that keeps them
-  /// whole.
+  /// After the optimizer has changed masters and own values: values whole on every rank that keeps them whole.
   void publish();
 
  private:

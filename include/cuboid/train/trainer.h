@@ -47,7 +47,8 @@ struct StepMetrics {
   /// What the schedule itself makes idle with this step's mean times of F, B, I and W of each stage, and free
   /// transfers; the measured bubble has waits for messages, reductions and cores on top.
   double schedule_bubble_fraction = 0;
-  std::array<std::int64_t, kCategoryCount> peak_bytes{};  ///< of the rank with the largest total, by category
+  std::array<std::int64_t, kCategoryCount> peak_bytes{};  ///< of each category, on the rank where it is largest
+  std::vector<MemoryUse> rank_peaks;                      ///< of every rank in this step
 };
 
 struct TrainResult {
@@ -62,6 +63,7 @@ struct TrainResult {
   double schedule_bubble_fraction = 0;  ///< mean over all steps but the first
   std::string weights_hash;             ///< 16 hex digits over all weights in global name and element order
   int skipped_steps = 0;                ///< as in StepMetrics
+  std::vector<MemoryUse> rank_peaks;    ///< of every rank over the whole run
   bool nan_stop = false;                ///< ended early by --stop-on-nan
   bool stopped = false;                 ///< ended early because stop_wanted or --max-seconds said so
 };

@@ -77,8 +77,9 @@ struct RunConfig {
   double dropout = 0;
   OptimizerConfig optimizer;
   int threads_per_rank = 1;
-  double deadline = 600;     ///< longest wait for another rank, in seconds
-  bool stop_on_nan = false;  ///< end at a step whose loss or gradient is not finite
+  std::int64_t memory_limit = 0;  ///< most bytes a rank may hold; 0: the machine's, shared by its ranks
+  double deadline = 600;          ///< longest wait for another rank, in seconds
+  bool stop_on_nan = false;       ///< end at a step whose loss or gradient is not finite
   bool timeline = false;
   int checkpoint_every = 0;  ///< steps between checkpoints in out; 0: only when the run is told to stop
   int keep = 0;              ///< newest checkpoints kept; 0: all
