@@ -1,7 +1,9 @@
 // A large all-reduce over the processes of a job, beside MPI_Allreduce called flat on the same processes in the same
-// run; and with several ranks a process the all-reduce of those inside one, beside the same on threads without a job.
-// Start it with mpirun; process 0 prints one JSON document.
-//   bench_network [BYTES] [ROUNDS] [RANKS_PER_PROCESS]
+// run. Start it with mpirun; process 0 prints one JSON document.
+//   bench_network [BYTES] [ROUNDS] [CLOCK_ROUNDS] [RANKS_PER_PROCESS]
+// CLOCK_ROUNDS: compares the clock of `cuboid bench comm` with a plain loop around MPI_Allreduce, so often.
+// RANKS_PER_PROCESS over 1: also times an all-reduce of the ranks inside a process, and of as many threads without a
+// job.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -14,6 +16,7 @@
 #include <mpi.h>
 
 #include "cuboid/comm/processes.h"
+#include "cuboid/plan/measure_comm.h"
 
 namespace {
 
@@ -70,10 +73,12 @@ std::string in_process(cuboid::Processes& job, std::int64_t count, int rounds, i
 int main(int argc, char** argv) {
   const std::int64_t count = (argc > 1 ? std::atoll(argv[1]) : 4 << 20) / 4;
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 9;
-  const int ranks = argc > 3 ? std::atoi(argv[3]) : 1;
+  const int clock_rounds = argc > 3 ? std::atoi(argv[3]) : 0;
+  const int ranks = argc > 4 ? std::atoi(argv[4]) : 1;
   const auto job = cuboid::join_processes();
-  Seconds ours;
-  Seconds flat;
+  std::vector<double> ours;
+  std::vector<double> flat;
+  std::vector<double> overhead;
   job->run(job->processes(), 1,
            [&](cuboid::RankContext& self) {
              const cuboid::Tensor x = self.device.zeros({count}, cuboid::DType::float32);
@@ -89,12 +94,28 @@ int main(int argc, char** argv) {
                ours.push_back(a);
                flat.push_back(b);
              }
+             // What the clock of `cuboid bench comm` adds to a collective: MPI's own in it, and in a plain loop.
+             const auto call = [&] {
+               MPI_Allreduce(x.raw(), y.raw(), static_cast<int>(count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+             };
+             for (int round = 0; round < clock_rounds; ++round) {
+               const cuboid::RoundTimes timed = cuboid::time_rounds(*self.world, self.device, call, 0.1);
+               self.world->barrier();
+               const double plain = seconds_of([&] {
+                 for (int i = 0; i < timed.rounds; ++i) call();
+               });
+               if (self.rank == 0) overhead.push_back(timed.mean * timed.rounds / plain - 1);
+             }
            },
            {});
   const std::string inside = ranks > 1 ? in_process(*job, count, rounds, ranks) : "";
   if (job->process() == 0) {
-    fmt::print("{{\"bytes\": {}, \"processes\": {}, \"all_reduce_seconds\": {}, \"mpi_allreduce_seconds\": {}{}}}\n",
-               4 * count, job->processes(), described(ours), described(flat), inside);
+    std::sort(overhead.begin(), overhead.end());
+    fmt::print(
+        "{{\"bytes\": {}, \"processes\": {}, \"all_reduce_seconds\": {}, \"mpi_allreduce_seconds\": {}, "
+        "\"bench_overhead\": {}{}}}\n",
+        4 * count, job->processes(), described(ours), described(flat),
+        overhead.empty() ? "null" : fmt::format("{:.4f}", overhead[overhead.size() / 2]), inside);
     std::fflush(stdout);
   }
   job->leave(0);
