@@ -301,8 +301,7 @@ class Search {
 }  // namespace
 
 const std::vector<std::string>& planned_schedules() {
-  static const std::vector<std::string> names = {"1f1b",  "interleaved-1f1b", "zb-h1", "zb-v", "v-half",
-                                                 "v-min", "dualpipe-v"};
+  static const std::vector<std::string> names = {"1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "dualpipe-v"};
   return names;
 }
 
