@@ -24,6 +24,9 @@ void check_checkpoint(const Checkpoint& checkpoint, const ModelConfig& model, Pr
 /// optimizer counts its updates from 0. @pre check_checkpoint found nothing
 void load_checkpoint(const Checkpoint& checkpoint, ParameterStore& store, Optimizer& optimizer);
 
+/// Reads this rank's weights alone. @pre check_checkpoint found nothing
+void load_checkpoint_weights(const Checkpoint& checkpoint, ParameterStore& store);
+
 /// The slices that this rank writes: over all ranks, every element of every global tensor exactly once. Elements held
 /// by several ranks are written by one; whole parameters are dealt out over data-parallel ranks that hold the same.
 /// Pointers lie in the store and the optimizer.
