@@ -64,7 +64,8 @@ std::string metrics_line(const StepMetrics& metrics) {
   return line.dump();
 }
 
-std::string result_document(const RunStart& start, const TrainResult& result, const Grid& grid) {
+std::string result_document(const RunStart& start, const TrainResult& result, const Grid& grid,
+                            const std::vector<MemoryUse>& predicted) {
   Json degrees;
   for (Axis axis : kAxes) degrees[name_of(axis)] = grid.degree(axis);
   degrees["order"] = grid.order();
@@ -94,6 +95,7 @@ std::string result_document(const RunStart& start, const TrainResult& result, co
                         {"best_named_makespan", named ? Json(start.chosen->best_named_makespan) : Json(nullptr)}};
   }
   document["rank_peak_bytes"] = bytes_by_rank(result.rank_peaks);
+  if (!predicted.empty()) document["predicted_rank_peak_bytes"] = bytes_by_rank(predicted);
   document["weights_hash"] = result.weights_hash;
   return document.dump(2);
 }

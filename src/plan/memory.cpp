@@ -234,11 +234,11 @@ class RankWalk {
     if (stage.last) account_.add(Category::activations, loss_);
   }
 
-  // A stage's gradients and their messages exist from its weight gradients to their reduction.
+  // A stage's whole gradients and their messages exist from its weight gradients to their reduction.
   void acquire(int number) {
     const StageUse& stage = stages_.at(number);
     if (run_.zero < 2) return;
-    account_.add(Category::gradients, stage.whole_gradients);
+    account_.add(Category::communication, stage.whole_gradients);
     account_.add(Category::communication, stage.reduction);
   }
 
@@ -253,7 +253,7 @@ class RankWalk {
         }
         account_.raise({.communication = widest}, widest);
       }
-      account_.add(Category::gradients, -stage.whole_gradients);
+      account_.add(Category::communication, -stage.whole_gradients);
       account_.add(Category::communication, -stage.reduction);
       return;
     }
