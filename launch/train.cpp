@@ -14,6 +14,7 @@
 #include "cuboid/formats/run_file.h"
 #include "cuboid/formats/safetensors.h"
 #include "cuboid/models/registry.h"
+#include "cuboid/plan/memory.h"
 #include "cuboid/runtime/memory_table.h"
 #include "cuboid/train/check.h"
 #include "cuboid/train/data.h"
@@ -186,13 +187,22 @@ void announce_stop(const TrainResult& result, const RunConfig& run) {
                                         : fmt::format("; --resume auto --out {} goes on from there", run.out)));
 }
 
-std::string summary(const Finished& finished, const RunConfig& run) {
+// What the trace of the model and the run's own schedule said of each rank's memory. Nothing with --balance measured:
+// its schedule rests on times that are not measured again.
+std::vector<MemoryUse> predicted_memory(const Finished& finished, RunConfig run, const ModelConfig& model) {
+  if (run.balance == Balance::measured) return {};
+  run.stage_layers = finished.start.stage_layers;
+  return predict_memory(run, model, plan_pipeline(run, model));
+}
+
+std::string summary(const Finished& finished, const RunConfig& run, const std::vector<MemoryUse>& predicted) {
   const TrainResult& result = finished.result;
   std::string text = fmt::format("steps             {}\nloss              {:.4f}\n", result.steps, result.final_loss);
   if (result.validation_loss) text += fmt::format("validation loss   {:.4f}\n", *result.validation_loss);
   text += fmt::format("tokens a second   {:.0f}\n", result.tokens_per_second);
   if (run.grid.degree(Axis::pp) > 1) text += bubble_summary(finished.start, result);
   text += "memory at its peak\n" + memory_table_of_ranks(result.rank_peaks) + "\n";
+  if (!predicted.empty()) text += "as predicted\n" + memory_table_of_ranks(predicted) + "\n";
   text += fmt::format("weights hash      {}\n", result.weights_hash);
   if (result.skipped_steps > 0) {
     text += fmt::format("skipped steps     {} (loss or gradient not finite)\n", result.skipped_steps);
@@ -227,7 +237,9 @@ int train_command(const Arguments& arguments) {
   if (fabric.job != nullptr && fabric.job->process() != 0) return 0;  // rank 0's process has the result
   const TrainResult& result = finished.result;
   if (result.stopped) announce_stop(result, run);
-  fmt::print("{}", json ? result_document(finished.start, result, run.grid) + "\n" : summary(finished, run));
+  const std::vector<MemoryUse> predicted = predicted_memory(finished, run, model);
+  fmt::print("{}", json ? result_document(finished.start, result, run.grid, predicted) + "\n"
+                        : summary(finished, run, predicted));
   if (result.nan_stop) {
     throw Error(ErrorKind::failed,
                 fmt::format("the loss or gradient of step {} is not a number (--stop-on-nan)", result.steps - 1));
