@@ -38,7 +38,10 @@ void pass_line(const std::string& line) {
   }
   const std::string process = line.substr(comma + 1, close - comma - 1);
   const bool output = line.compare(close + 2, 6, "stdout") == 0;
-  const std::string text = line.substr(colon + 2);
+  std::string text = line.substr(colon + 2);
+  // mpirun repeats the tag where a block that it has read begins, also within a line.
+  const std::string tag = line.substr(0, colon + 2);
+  for (std::size_t at; (at = text.find(tag)) != std::string::npos;) text.erase(at, tag.size());
   if (output && process == "0") {
     fmt::print("{}\n", text);
     std::fflush(stdout);

@@ -90,8 +90,7 @@ TEST_F(Network, ARunGoesOnOnTheHostsThatAreLeft) {
   shell("rm -rf " + out);
   const auto training = [&](const std::string& more) {
     return " train --model " + kOracle + " --data " + kOracle +
-           "/tokens.bin --seq-len 32 --global-batch 8 --tp 2 --dp=2 --zero 1 --steps 40 --checkpoint-every 2 --json " +
-           more;
+           "/tokens.bin --seq-len 32 --global-batch 8 --tp 2 --dp=2 --zero 1 --steps 40 --json " + more;
   };
   const Ended whole = shell("$CUBOID" + training(""));
   ASSERT_EQ(whole.status, 0) << whole.err;
@@ -99,8 +98,9 @@ TEST_F(Network, ARunGoesOnOnTheHostsThatAreLeft) {
       kHosts + " enter " + name + "-1 env TMPDIR=/tmp OMPI_MCA_plm_rsh_agent='" + kHosts +
       " agent' OMPI_MCA_btl_tcp_if_include=eth0 OMPI_MCA_oob_tcp_if_include=eth0 $CUBOID launch --run --max-restarts 2 "
       "--hosts " +
-      name + "-[1-2] --slots 2" + training("--out " + out) + " & job=$!; for i in $(seq 600); do [ -e " + out +
-      "/checkpoints/latest ] && break; sleep 0.05; done; " + kHosts + " lose " + name + "-2; wait $job");
+      name + "-[1-2] --slots 2" + training("--checkpoint-every 2 --out " + out) +
+      " & job=$!; for i in $(seq 600); do [ -e " + out + "/checkpoints/latest ] && break; sleep 0.05; done; " + kHosts +
+      " lose " + name + "-2; wait $job");
   shell(kHosts + " down " + name + "; rm -rf " + out);
   ASSERT_EQ(ended.status, 0) << ended.err;
   EXPECT_THAT(ended.err, AllOf(HasSubstr("host " + name + "-2 does not answer: the run goes on without its 2 slots"),
