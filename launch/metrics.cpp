@@ -42,19 +42,25 @@ std::string metrics_line(const StepMetrics& metrics) {
   for (int i = 0; i < kCategoryCount; ++i) {
     peak[name_of(static_cast<Category>(i))] = metrics.peak_bytes[static_cast<std::size_t>(i)];
   }
-  const Json line = {{"step", metrics.step},
-                     {"loss", metrics.loss},
-                     {"grad_norm", metrics.grad_norm},
-                     {"skipped_steps", metrics.skipped_steps},
-                     {"lr", metrics.lr},
-                     {"tokens", metrics.tokens},
-                     {"step_seconds", metrics.step_seconds},
-                     {"tokens_per_second", metrics.tokens_per_second},
-                     {"tflops_per_rank", metrics.tflops_per_rank},
-                     {"bubble_fraction", metrics.bubble_fraction},
-                     {"schedule_bubble_fraction", metrics.schedule_bubble_fraction},
-                     {"peak_bytes", peak},
-                     {"rank_peak_bytes", bytes_by_rank(metrics.rank_peaks)}};
+  Json line = {{"step", metrics.step},
+               {"loss", metrics.loss},
+               {"grad_norm", metrics.grad_norm},
+               {"skipped_steps", metrics.skipped_steps},
+               {"lr", metrics.lr},
+               {"tokens", metrics.tokens},
+               {"step_seconds", metrics.step_seconds},
+               {"tokens_per_second", metrics.tokens_per_second},
+               {"tflops_per_rank", metrics.tflops_per_rank},
+               {"bubble_fraction", metrics.bubble_fraction},
+               {"schedule_bubble_fraction", metrics.schedule_bubble_fraction},
+               {"peak_bytes", peak},
+               {"rank_peak_bytes", bytes_by_rank(metrics.rank_peaks)}};
+  if (const ExpertLoad& load = metrics.experts; !load.tokens.empty()) {
+    line["experts"] = {{"tokens", load.tokens},
+                       {"max_over_mean", load.max_over_mean},
+                       {"router_aux_loss", load.aux_loss},
+                       {"router_z_loss", load.z_loss}};
+  }
   return line.dump();
 }
 

@@ -61,7 +61,7 @@ void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Vis
   visit("order", "axis order, the first changes fastest with the rank", order);
   visit("sequence-parallel", "split activations between tensor parallel regions along the sequence",
         run.sequence_parallel);
-  visit("zero", "ZeRO stage over the data axis", run.zero);
+  visit("zero", "ZeRO stage over the ranks that hold copies", run.zero);
   visit("bucket-bytes", "gradients reduced and parameters gathered together, bytes of float32", run.bucket_bytes);
   visit.section("Pipeline");
   visit("schedule", "pipeline schedule", run.schedule);
@@ -80,6 +80,8 @@ void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Vis
   visit("steps", "optimizer steps", run.steps);
   visit("seed", "of weights, dropout and shuffling", run.seed);
   visit("dropout", "probability", run.dropout);
+  visit("router-aux-loss", "coefficient of the load-balancing loss of routers", run.router_aux_loss);
+  visit("router-z-loss", "coefficient of the loss on the size of router logits", run.router_z_loss);
   visit.section("Optimizer");
   visit("optimizer", "adamw or sgd", run.optimizer.kind, kOptimizers);
   visit("lr", "peak learning rate", run.optimizer.lr);

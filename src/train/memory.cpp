@@ -50,12 +50,16 @@ std::vector<MemoryUse> kept_memory(const RunConfig& run, const ModelConfig& mode
   const ParameterTable table = parameters_of(model);
   const int tp = run.grid.degree(Axis::tp);
   const int pp = run.grid.degree(Axis::pp);
-  const int parts = parts_of_buckets(run.zero, run.grid.degree(Axis::dp));
   std::vector<MemoryUse> of_stage_and_shard;
   for (int stage = 0; stage < pp; ++stage) {
     const std::vector<StageBlocks> blocks = blocks_of_rank(layout, stage);
     for (int shard = 0; shard < tp; ++shard) {
-      of_stage_and_shard.push_back(kept_by(run, lay_out_buckets(table, blocks, shard, tp, parts, run.bucket_bytes)));
+      // Replicas, and ranks with as many other experts, need the same.
+      Coordinate at;
+      at[Axis::tp] = shard;
+      at[Axis::pp] = stage;
+      const ParameterCut cut = parameter_cut(run.grid, at, run.zero);
+      of_stage_and_shard.push_back(kept_by(run, lay_out_buckets(table, blocks, cut, run.bucket_bytes)));
     }
   }
   std::vector<MemoryUse> ranks;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -44,7 +45,7 @@ std::vector<StageBlocks> blocks_of_rank(const PipelineLayout& layout, int pipeli
 class ModelStage final : public Stage {
  public:
   ModelStage(const Device& device, const ModelConfig& config, const TensorParallel& tp, ParameterStore& store,
-             const StageSpan& span, std::int64_t seq_len, Recompute recompute);
+             const StageSpan& span, std::int64_t seq_len, Recompute recompute, const ExpertParallel& experts = {});
 
   /// What the coming micro-batches are. `factor`: 1 / unmasked targets of the global batch.
   void begin(const std::vector<MicroBatch>& batch, const StepIdentity& identity, double factor, Tape::Mode mode);
@@ -57,6 +58,10 @@ class ModelStage final : public Stage {
   void unshard() override { store_.unshard(span_.stage); }
   void reshard() override { store_.reshard(span_.stage); }
 
+  /// What the routers of the stage's layers did with a micro-batch that has run forward in training.
+  const std::map<int, RouterReport>& routed(int micro_batch) const {
+    return routed_[static_cast<std::size_t>(micro_batch)];
+  }
   bool last() const { return span_.last; }
   /// Last stage: loss sums (B) float64 of a micro-batch that has run forward.
   const Tensor& losses(int micro_batch) const { return losses_[static_cast<std::size_t>(micro_batch)]; }
@@ -70,7 +75,8 @@ class ModelStage final : public Stage {
     Slot input, output;
   };
   Run& run_of(int micro_batch) { return runs_[static_cast<std::size_t>(micro_batch)]; }
-  Var run_layer(Forward& f, int layer, const Var& x, std::int64_t first_sample);
+  Forward forward_on(Tape& tape, int micro_batch);
+  Var run_layer(Forward& f, int layer, const Var& x, int micro_batch);
   Tensor seed(Tensor gradient) const;
 
   Device device_;
@@ -82,6 +88,7 @@ class ModelStage final : public Stage {
   GradientReduction reduction_;
   std::int64_t seq_len_;
   Recompute recompute_;
+  ExpertParallel experts_;
   ops::RopeTables rope_;
 
   const std::vector<MicroBatch>* batch_ = nullptr;
@@ -91,6 +98,7 @@ class ModelStage final : public Stage {
   std::vector<Run> runs_;
   int weights_done_ = 0;  // micro-batches whose weight gradients have been added
   std::vector<Tensor> losses_;
+  std::vector<std::map<int, RouterReport>> routed_;  // by micro-batch and layer
   bool keep_logits_ = false;
   Tensor logits_;
 };

@@ -147,6 +147,7 @@ class RankTrainer {
       log::warning(fmt::format("step {}: every target of the batch is masked; loss and gradients are zero", s));
     }
     metrics.loss = loss.mean();
+    metrics.experts = replica_.expert_load();
     metrics.tokens = std::int64_t{in_.run.global_batch} * in_.run.seq_len;
     measure(metrics);
     metrics.schedule_bubble_fraction = bubble_.schedule_bubble(replica_.spans(), *context_.world, context_.device);
@@ -242,7 +243,7 @@ class RankTrainer {
   void add_over_owners(const Tensor& sum) {
     all_reduce_in_place(replica_.groups().axis(Axis::tp), sum);
     all_reduce_in_place(replica_.groups().axis(Axis::pp), sum);
-    if (replica_.parameters().sharded()) all_reduce_in_place(replica_.groups().axis(Axis::dp), sum);
+    all_reduce_in_place(replica_.parameters().data(), sum);
   }
 
   std::string weights_hash() {

@@ -68,6 +68,13 @@ std::vector<Layout> training_layouts() {
       {.model = "gemma-tiny", .tp = 4, .sequence_parallel = true},  // 1 key/value head on all ranks
       {.model = "gemma-tiny", .tp = 2, .pp = 2, .dp = 2},
       {.model = "gemma-tiny", .pp = 4, .micro_batch = 1},
+      {.model = "mixtral-tiny", .micro_batch = 4},
+      {.model = "mixtral-tiny", .tp = 4, .sequence_parallel = true, .micro_batch = 4},
+      {.model = "mixtral-tiny", .tp = 2, .pp = 2, .dp = 2, .zero = 1},
+      {.model = "mixtral-tiny", .zero = 1, .ep = 4},
+      {.model = "mixtral-tiny", .tp = 2, .sequence_parallel = true, .ep = 2},
+      {.model = "mixtral-tiny", .pp = 2, .ep = 2},
+      {.model = "mixtral-tiny", .dp = 2, .zero = 3, .ep = 2},
       // Windows of 7 and 11 of 32 tokens; the heads' norms are partial over tp
       {.model = "mistral-tiny", .pp = 2, .micro_batch = 4},
       {.model = "mistral-tiny", .tp = 2, .pp = 2, .dp = 2, .sequence_parallel = true},
@@ -106,6 +113,21 @@ void expect_follows_the_reference(const Layout& layout) {
   EXPECT_EQ(trained.result.params, parameters_of(oracle_model(layout.model)).total());
 }
 
+// Run by hand (--gtest_also_run_disabled_tests): what the covering set above leaves out.
+std::vector<Layout> all_expert_layouts() {
+  std::vector<Layout> all;
+  for (const int zero : {0, 1}) {
+    for (Layout layout : {Layout{}, Layout{.tp = 2}, Layout{.tp = 4}, Layout{.pp = 2}, Layout{.pp = 4}, Layout{.dp = 2},
+                          Layout{.tp = 2, .pp = 2, .dp = 2}, Layout{.ep = 2}, Layout{.ep = 4}, Layout{.tp = 2, .ep = 2},
+                          Layout{.pp = 2, .ep = 2}}) {
+      layout.model = "mixtral-tiny";
+      layout.zero = zero;
+      all.push_back(layout);
+    }
+  }
+  return all;
+}
+
 class OracleTraining : public testing::TestWithParam<Layout> {};
 
 TEST_P(OracleTraining, FollowsTheReference) {
@@ -130,6 +152,9 @@ TEST(OracleProduct, DISABLED_EveryZeroStageOnEveryGridUnderEverySchedule) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Grids, OracleTraining, testing::ValuesIn(training_layouts()),
+                         [](const auto& layout) { return name_of(layout.param); });
+
+INSTANTIATE_TEST_SUITE_P(DISABLED_AllExpertGrids, OracleTraining, testing::ValuesIn(all_expert_layouts()),
                          [](const auto& layout) { return name_of(layout.param); });
 
 class OracleReplicas : public testing::TestWithParam<Layout> {};
@@ -164,9 +189,14 @@ INSTANTIATE_TEST_SUITE_P(
                     Layout{.model = "gpt2-tiny", .tp = 2, .pp = 2, .dp = 2, .sequence_parallel = true},
                     Layout{.model = "llama-tiny", .tp = 8},
                     Layout{.model = "llama-tiny", .tp = 2, .pp = 3, .sequence_parallel = true, .schedule = "gpipe"},
+                    Layout{.model = "mixtral-tiny", .micro_batch = 4},
+                    Layout{.model = "mixtral-tiny", .tp = 2, .pp = 2, .zero = 1, .ep = 2},
                     Layout{.model = "llama-odd", .pp = 4, .micro_batch = 1},
                     Layout{.model = "llama-odd", .tp = 2, .pp = 2, .dp = 2, .micro_batch = 4}),
     [](const auto& layout) { return name_of(layout.param); });
+
+INSTANTIATE_TEST_SUITE_P(DISABLED_AllExpertGrids, OracleReplicas, testing::ValuesIn(all_expert_layouts()),
+                         [](const auto& layout) { return name_of(layout.param); });
 
 class OracleLongSequence : public testing::TestWithParam<Layout> {};
 

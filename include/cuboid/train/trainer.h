@@ -11,6 +11,7 @@
 #include "cuboid/comm/processes.h"
 #include "cuboid/runtime/memory.h"
 #include "cuboid/train/checkpointing.h"
+#include "cuboid/train/expert_load.h"
 #include "cuboid/train/pipeline_plan.h"
 #include "cuboid/value/model_config.h"
 #include "cuboid/value/run_config.h"
@@ -37,6 +38,7 @@ struct StepMetrics {
   int step = 0;           ///< counted from 0
   double loss = 0;        ///< sum over unmasked tokens of the global batch / their number, in nats
   double grad_norm = 0;   ///< global L2 norm before clipping; NaN if any gradient is not finite
+  ExpertLoad experts;     ///< of a model that has some
   int skipped_steps = 0;  ///< steps up to this one whose update was left out: their loss or gradient was not finite
   double lr = 0;
   std::int64_t tokens = 0;  ///< tokens of the global batch
