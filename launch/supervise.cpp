@@ -123,12 +123,13 @@ int exit_status_of(int wait_status) {
 
 }  // namespace
 
-int supervise(const std::vector<std::string>& words, const std::vector<std::string>& again, int max_restarts) {
+int supervise(const std::vector<std::string>& words, const std::function<std::vector<std::string>()>& again,
+              int max_restarts) {
   struct sigaction action = {};
   action.sa_handler = pass_on;
   for (int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) sigaction(signal, &action, nullptr);
   for (int restarts = 0;; ++restarts) {
-    const int wait_status = run_once(restarts == 0 ? words : again);
+    const int wait_status = run_once(restarts == 0 ? words : again());
     const int status = exit_status_of(wait_status);
     if (status == 0 || status == 2) return status;
     const std::string how = WIFEXITED(wait_status) ? fmt::format("status {}", WEXITSTATUS(wait_status))

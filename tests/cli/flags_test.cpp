@@ -332,6 +332,7 @@ TEST(Metrics, FloatsAreRoundTripExact) {
   metrics.lr = 0.1;
   metrics.step_seconds = std::nan("");
   metrics.peak_bytes = {1, 2, 3, 4, 5, 6};
+  metrics.rank_peaks = {{{1, 2, 3, 1, 5, 6}, 17}, {{1, 0, 3, 4, 5, 6}, 18}};
   const auto line = metrics_line(metrics);
   EXPECT_THAT(line, Not(HasSubstr("\n")));
   const auto json = nlohmann::json::parse(line);
@@ -340,6 +341,8 @@ TEST(Metrics, FloatsAreRoundTripExact) {
   EXPECT_EQ(json["lr"].get<double>(), metrics.lr);
   EXPECT_TRUE(json["step_seconds"].is_null());
   for (int i = 0; i < kCategoryCount; ++i) EXPECT_EQ(json["peak_bytes"][name_of(static_cast<Category>(i))], i + 1);
+  EXPECT_EQ(json["rank_peak_bytes"]["gradients"], nlohmann::json({2, 0}));
+  EXPECT_EQ(json["rank_peak_bytes"]["total"], nlohmann::json({17, 18}));
 }
 
 }  // namespace
