@@ -14,6 +14,13 @@ class Mixtral final : public Decoder {
  public:
   std::string family() const override { return "mixtral"; }
 
+  ModelConfig tiny() const override {
+    ModelConfig c = Model::tiny();
+    c.experts = 6;
+    c.experts_per_token = 2;
+    return c;
+  }
+
  protected:
   void add_mlp(std::vector<ParameterInfo>& rows, const ModelConfig& c, int layer) const override {
     using namespace parts;

@@ -80,7 +80,7 @@ struct SoftwareStack {
   /// All ranks meet at the end of a step, for the gradient's norm; false: the optimizer's step is validated afterwards
   /// and steps overlap (Qi et al. 2024, section 4), so that a step takes a rank's own span.
   bool step_barrier = true;
-  double jitter = 0;               ///< relative slow-down per doubling of the number of nodes: waiting for the slowest
+  double jitter = 0;  ///< relative slow-down per doubling of the number of nodes: waiting for the slowest
 
   // Memory, bytes
   double parameter_bytes = 2;   ///< per parameter, of the copy computed with
