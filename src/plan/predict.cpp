@@ -145,10 +145,11 @@ class Step {
   Stages divide(const std::vector<int>& layers, const std::vector<bool>& remote) const {
     Stages stages;
     stages.layers = layers;
-    std::vector<std::vector<int>> parts;  // of each kind: its blocks' kinds
+    std::vector<std::vector<int>> parts;  // of each kind: its blocks
+    std::vector<int> blocks;
     int next = 0;
     for (std::size_t s = 0; s < layers.size(); ++s) {
-      std::vector<int> blocks = {s == 0, s + 1 == layers.size()};
+      blocks = {s == 0, s + 1 == layers.size()};
       for (int i = 0; i < layers[s]; ++i) blocks.push_back(trace_.kind_of_layer(next++));
       const Stages::Neighbours neighbours{remote[s], s + 1 < layers.size() && remote[s + 1]};
       std::size_t kind = 0;
@@ -157,7 +158,7 @@ class Step {
       if (kind < parts.size()) continue;
       stages.prices.push_back(sum(blocks));
       stages.neighbours.push_back(neighbours);
-      parts.push_back(std::move(blocks));
+      parts.push_back(blocks);
     }
     return stages;
   }
