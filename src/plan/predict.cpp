@@ -96,30 +96,75 @@ struct Stages {
   std::vector<int> kind;    // of each stage: an index into the others
   std::vector<BlockPrice> prices;
   std::vector<Neighbours> neighbours;
+  std::vector<int> ends;  // first and last of every row of ranks whose stages are of the same kinds
+
+  void find_ends(const StageMap& map) {
+    const auto ranks = static_cast<int>(map.stages_of_rank.size());
+    const auto alike = [&](int a, int b) {
+      return std::equal(map.stages_of_rank[at(a)].begin(), map.stages_of_rank[at(a)].end(),
+                        map.stages_of_rank[at(b)].begin(), [&](int x, int y) { return kind[at(x)] == kind[at(y)]; });
+    };
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (rank == 0 || rank + 1 == ranks || !alike(rank - 1, rank) || !alike(rank, rank + 1)) ends.push_back(rank);
+    }
+  }
 
   int count() const { return static_cast<int>(kind.size()); }
   const BlockPrice& operator[](int stage) const { return prices[at(kind[at(stage)])]; }
 };
 
+// Micro-batches of one stage that a rank holds at one time.
+struct Held {
+  int whole = 0;        // between F and B or I
+  int for_weights = 0;  // between I and W
+
+  void add(ActionKind kind) {
+    if (kind == ActionKind::forward) ++whole;
+    if (kind == ActionKind::backward || kind == ActionKind::input_gradient) --whole;
+    if (kind == ActionKind::input_gradient) ++for_weights;
+    if (kind == ActionKind::weight_gradient) --for_weights;
+  }
+};
+
+// The two times in a row when it holds most of the one and most of the other.
+struct MostHeld {
+  Held of_whole, of_weights;
+};
+MostHeld most_held(const std::vector<Action>& row) {
+  Held now;
+  MostHeld most;
+  for (const Action& action : row) {
+    now.add(action.kind);
+    if (std::pair(now.whole, now.for_weights) > std::pair(most.of_whole.whole, most.of_whole.for_weights)) {
+      most.of_whole = now;
+    }
+    if (std::pair(now.for_weights, now.whole) > std::pair(most.of_weights.for_weights, most.of_weights.whole)) {
+      most.of_weights = now;
+    }
+  }
+  return most;
+}
+
 // What a named schedule has whatever its number of micro-batches.
 struct ScheduleShape {
   std::string name;
   StageMap map;
-  int boundaries = 0;  // a number that shapes share whose stages have the same neighbours on other ranks
-  bool split = false;  // I and W apart
+  std::vector<bool> remote;  // of the map
+  int boundaries = 0;        // a number that shapes share whose stages have the same neighbours on other ranks
+  bool split = false;        // I and W apart
   int virtual_stages = 1;
+  // What each rank holds at its peak in a run of so many micro-batches; most first.
+  std::vector<std::pair<int, std::vector<MostHeld>>> held_in;
 
   int ranks() const { return static_cast<int>(map.stages_of_rank.size()); }
 
-  // Micro-batches of one stage that a rank holds at its peak, at least: its warm-up and the one that follows. 1: of
-  // schedules whose warm-up is not known here.
-  double held(int rank, int micro_batches) const {
-    const int ahead = ranks() - 1 - rank;
-    if (name == "gpipe" || name == "looped-bfs") return micro_batches * virtual_stages;
-    if (name == "1f1b" || name == "zb-h1") return std::min(micro_batches, ahead + 1);
-    if (name != "interleaved-1f1b") return 1;
-    const int group = std::min(micro_batches, ranks());
-    return std::min(micro_batches * virtual_stages, 2 * ahead + (virtual_stages - 1) * group + 1);
+  // What a rank holds at its peak, at least: with more micro-batches it is no less.
+  MostHeld held(int rank, int micro_batches) const {
+    if (name == "gpipe" || name == "looped-bfs") return {{micro_batches * virtual_stages, 0}, {}};
+    for (const auto& [fewer, most] : held_in) {
+      if (fewer <= micro_batches) return most[at(rank)];
+    }
+    return {{1, 0}, {}};
   }
 };
 
@@ -168,16 +213,12 @@ class Step {
     map_ = &shape.map;
     add_transfers_and_overheads();
     StepBound bound;
-    // The ranks that are slowest or fullest in one schedule or another; the others can only be worse than the bound.
-    const std::array<int, 4> ranks = {0, 1, shape.ranks() / 2, shape.ranks() - 1};
-    for (const int rank : ranks) {
-      if (rank < shape.ranks()) add_least_memory(rank, shape, bound);
-    }
+    // Of ranks that do the same the first holds most, and the last starts last.
+    for (const int rank : stages_.ends) add_least_memory(rank, shape, bound);
     if (bound.memory_bytes > options_.memory_limit) return bound;
     double end = 0;
     double gathers = 0;
-    for (const int rank : ranks) {
-      if (rank >= shape.ranks()) continue;
+    for (const int rank : stages_.ends) {
       end = std::max(end, least_end(rank, shape) + tail_reduction(rank) + optimizer_seconds(rank));
       gathers = std::max(gathers, gather(rank));
     }
@@ -275,7 +316,6 @@ class Step {
   }
 
   void make_costs() {
-    costs_ = {};
     costs_.stages.clear();
     for (int s = 0; s < stages_.count(); ++s) {
       const BlockPrice& stage = stages_[s];
@@ -392,14 +432,19 @@ class Step {
 
   void add_least_memory(int rank, const ScheduleShape& shape, StepBound& bound) const {
     double kept = std::numeric_limits<double>::infinity();
+    double for_weights = kept;
     double temporary = kept;
     for (const int stage : stages_of(rank)) {
       kept = std::min(kept, stages_[stage].bytes.kept);
+      for_weights = std::min(for_weights, stages_[stage].bytes.kept_for_weights);
       temporary = std::min(temporary, stages_[stage].bytes.temporary);
     }
-    const double held = fixed_memory(rank).total() + shape.held(rank, run_.micro_batches()) * kept;
-    bound.kept_bytes = std::max(bound.kept_bytes, held);
-    bound.memory_bytes = std::max(bound.memory_bytes, held + temporary);
+    const double fixed = fixed_memory(rank).total();
+    const MostHeld most = shape.held(rank, run_.micro_batches());
+    bound.kept_bytes = std::max(bound.kept_bytes, fixed + most.of_whole.whole * kept);
+    const auto bytes = [&](const Held& held) { return fixed + held.whole * kept + held.for_weights * for_weights; };
+    // Behind the one time comes an action with temporary bytes, behind the other perhaps W, which has none.
+    bound.memory_bytes = std::max({bound.memory_bytes, bytes(most.of_whole) + temporary, bytes(most.of_weights)});
   }
 
   void time(const Simulation& simulation) {
@@ -522,7 +567,7 @@ class Step {
   Stages stages_;
   const StageMap* map_ = nullptr;
   StageMap own_map_;
-  PipelineCosts costs_;
+  PipelineCosts costs_{.stages = {}};
   double transfer_ = 0;
   StepPrediction out_;
 };
@@ -532,8 +577,8 @@ class Step {
 // Prices, and what was divided into stages by them.
 struct Predictor::Priced {
   ModelPrice price;
-  std::map<std::pair<int, bool>, std::vector<int>> layers;  // by number of stages and whether B is split
-  std::map<std::tuple<int, bool, int>, Stages> stages;      // the same, and the shape's boundaries
+  std::map<std::pair<int, bool>, std::vector<int>> layers;   // by number of stages and whether B is split
+  std::map<std::tuple<int, bool, int, int>, Stages> stages;  // the same, and the shape's boundaries and ranks
 };
 
 struct Predictor::Cached {
@@ -593,11 +638,20 @@ struct Predictor::Shapes {
     const int virtual_stages = run.virtual_stages > 0 ? run.virtual_stages : default_virtual_stages(run.schedule);
     const auto [found, is_new] = known.try_emplace({run.schedule, ranks, virtual_stages});
     if (is_new) {
-      // Any number of micro-batches that all schedules are defined for.
-      const Schedule schedule = make_schedule({run.schedule, ranks, 2 * ranks, virtual_stages});
-      StageMap map(schedule.rank_of_stage());
-      const int boundary = number(boundaries, map.remote());
-      found->second = {run.schedule, std::move(map), boundary, splits_backward(schedule), virtual_stages};
+      ScheduleShape& shape = found->second;
+      // Twice the ranks are enough for the longest warm-up, and for all schedules to be defined.
+      for (int micro_batches = 2 * ranks; micro_batches >= 1; micro_batches /= 2) {
+        if (micro_batches < fewest_micro_batches(run.schedule, ranks)) break;
+        const Schedule schedule = make_schedule({run.schedule, ranks, micro_batches, virtual_stages});
+        if (shape.held_in.empty()) {
+          shape = {
+              run.schedule, StageMap(schedule.rank_of_stage()), {}, 0, splits_backward(schedule), virtual_stages, {}};
+          shape.remote = shape.map.remote();
+          shape.boundaries = number(boundaries, shape.remote);
+        }
+        auto& held = shape.held_in.emplace_back(micro_batches, std::vector<MostHeld>()).second;
+        for (const auto& row : schedule.rows) held.push_back(most_held(row));
+      }
     }
     return found->second;
   }
@@ -641,11 +695,12 @@ StepBound Predictor::bound(const RunConfig& run, double memory_limit) {
   Step step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid),
             shapes_->flops(model_, run.seq_len));
   const auto count = static_cast<int>(shape.map.rank_of_stage.size());
-  const auto [stages, is_new] = prices.stages.try_emplace({count, shape.split, shape.boundaries});
+  const auto [stages, is_new] = prices.stages.try_emplace({count, shape.split, shape.boundaries, shape.ranks()});
   if (is_new) {
     const auto [layers, is_first] = prices.layers.try_emplace({count, shape.split});
     if (is_first) layers->second = step.balanced(count, shape.split);
-    stages->second = step.divide(layers->second, shape.map.remote());
+    stages->second = step.divide(layers->second, shape.remote);
+    stages->second.find_ends(shape.map);
   }
   return step.bound(stages->second, shape);
 }
