@@ -69,7 +69,8 @@ class GroupCommunicator : public Communicator {
     } else {
       tensor = device_.clone(tensor, Category::communication);
     }
-    group_->send(rank(), std::move(tensor), to, tag);
+    StreamMark ready = mark(tensor);
+    group_->send(rank(), {std::move(tensor), std::move(ready)}, to, tag);
     return {};
   }
 
@@ -79,15 +80,16 @@ class GroupCommunicator : public Communicator {
     return Incoming(
         [group = group_, device = device_, shape = std::move(shape), rank = rank(), dtype, from, tag, claimed] {
           const std::string expected = fmt::format("{} {}", to_string(shape), name_of(dtype));
-          Tensor message = group->receive(rank, from, tag, claimed, expected);
+          auto [message, ready] = group->receive(rank, from, tag, claimed, expected);
           if (message.shape() != shape || message.dtype() != dtype) {
             throw std::logic_error(
                 group->describe(
                     rank, fmt::format("recv of {} from rank {}, tag {}", expected, group->world_rank(from), tag)) +
                 fmt::format(": the sender's is {} {}", to_string(message.shape()), name_of(message.dtype())));
           }
+          if (ready) wait_for(device, ready);
           device.adopt(message, Category::activations);
-          return message;
+          return std::move(message);
         });
   }
 
@@ -96,10 +98,20 @@ class GroupCommunicator : public Communicator {
   const Device& device() const { return device_; }
 
  private:
-  Work start(const Call& call, const Tensor& in, const Tensor& out) {
-    return Work([group = group_, operation = group_->start(rank(), call, in, out), rank = rank()] {
+  Work start(Call call, const Tensor& in, const Tensor& out) {
+    call.on_host = !out.defined() || out.on_host();
+    CUBOID_CHECK(!in.defined() || in.on_host() == call.on_host, "one of in and out is in a GPU's memory");
+    StreamMark ready = mark(out);
+    return Work([group = group_, operation = group_->start(rank(), call, in, out, {}, std::move(ready)), rank = rank(),
+                 device = device_] {
       group->finish(rank, *operation);
+      if (operation->done) wait_for(device, operation->done);
     });
+  }
+
+  /// When the tensor may be used by others; empty for host memory.
+  StreamMark mark(const Tensor& tensor) const {
+    return tensor.defined() && !tensor.on_host() ? mark_of(device_) : StreamMark();
   }
 
   // `whole` has size() parts like `part`, which may be the own one of them.
