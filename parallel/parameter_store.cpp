@@ -1,20 +1,11 @@
 #include "cuboid/parallel/parameter_store.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "cuboid/core/random.h"
 #include "cuboid/kernels/kernels.h"
 
 namespace cuboid {
-namespace {
-
-void fill_zero(const Tensor& tensor) {
-  std::memset(tensor.raw(), 0, tensor.bytes());
-}
-
-}  // namespace
-
 ParameterStore::ParameterStore(const Device& device, const ParameterTable& table,
                                const std::vector<StageBlocks>& stages, int tp_rank, int tp_size, Communicator& data,
                                const ParameterOptions& options)
@@ -121,8 +112,8 @@ OwnedStretch ParameterStore::owned(const Parameter& parameter) const {
 
 void ParameterStore::zero_gradients() {
   for (ParameterBucket& bucket : buckets_) {
-    if (bucket.gradients.defined()) fill_zero(bucket.gradients);
-    if (options_.zero >= 2) fill_zero(bucket.gradient_shard);
+    if (bucket.gradients.defined()) device_.zero(bucket.gradients);
+    if (options_.zero >= 2) device_.zero(bucket.gradient_shard);
   }
 }
 
@@ -222,8 +213,8 @@ void ParameterStore::publish() {
   std::vector<Work> gathers;
   for (ParameterBucket& bucket : buckets_) {
     if (bucket.layout.shares_values) continue;
-    if (bucket.master.raw() != bucket.value_shard.raw()) {
-      kernels::convert(device_, bucket.master.data<float>(), bucket.value_shard);
+    if (!bucket.master.same_memory(bucket.value_shard)) {
+      kernels::convert(device_, bucket.master, bucket.value_shard);
     }
     if (gather) gathers.push_back(data_.all_gather(bucket.value_shard, bucket.values));
   }

@@ -1,45 +1,19 @@
 #include <cmath>
 #include <type_traits>
 
-#include "cuboid/kernels/kernels.h"
-
+#include "kernels/attention_sizes.h"
 #include "kernels/body/softmax.h"
+#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/dropout.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/launch.h"
 
-namespace cuboid::kernels {
+namespace cuboid::kernels::cpu {
 namespace {
 
 using body::OneLane;
 
-/// Query rows worked on at a time: their scores against all keys stay in the cache.
-constexpr std::int64_t kQueryBlock = 64;
-
-struct Sizes {
-  std::int64_t T, B, H, K, D;
-  std::int64_t out_stride() const { return B * H * D; }  // of out (T,B,H·D)
-  std::int64_t out_offset(std::int64_t b, std::int64_t h) const { return (b * H + h) * D; }
-  std::int64_t q_offset(std::int64_t b, std::int64_t h) const { return (b * H + h) * T * D; }
-  std::int64_t k_offset(std::int64_t b, std::int64_t g) const { return (b * K + g) * T * D; }
-  std::int64_t block() const { return std::min(kQueryBlock, T); }
-};
-
-Sizes check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& log_sum,
-                      const Dropout& mask) {
-  CUBOID_CHECK(q.defined() && q.shape().rank() == 4 && k.defined() && k.shape().rank() == 4,
-               "attention: q (B,H,T,D) and k (B,K,T,D) are expected");
-  const Sizes s{q.dim(2), q.dim(0), q.dim(1), k.dim(1), q.dim(3)};
-  expect_shape(k, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "attention: k");
-  expect_shape(v, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "attention: v");
-  expect(out, q.dtype(), s.T * s.B * s.H * s.D, "attention: out");
-  expect(log_sum, compute_type(q.dtype()), s.B * s.H * s.T, "attention: log_sum");
-  CUBOID_CHECK(s.K > 0 && s.H % s.K == 0,
-               "attention: " + std::to_string(s.H) + " query heads over " + std::to_string(s.K) + " key/value heads");
-  check_dropout(mask);
-  CUBOID_CHECK(mask.first_row == 0, "attention works on whole sequences");
-  return s;
-}
+using Sizes = AttentionSizes;
 
 // Room for a thread's tiles, in one workspace tensor.
 template <typename T>
@@ -78,7 +52,7 @@ struct ForwardTiles {
   Tiles<Real<T>> reals;
   Tiles<T> rounded;
   ForwardTiles(const Device& device, const Sizes& s)
-      : reals(device, s.block() * (s.T + (kRounds<T> ? s.D : 0))), rounded(device, kRounds<T> ? s.block() * s.T : 0) {}
+      : reals(device, s.forward_tile(kRounds<T>)), rounded(device, s.forward_rounded_tile(kRounds<T>)) {}
 };
 
 // out and log_sum of one query head.
@@ -92,7 +66,7 @@ void attend_head(const Sizes& s, const T* q, const T* k, const T* v, const Dropo
     const std::int64_t rows = std::min(s.block(), s.T - first);
     const std::int64_t end = first + rows;
     gemm(rows, end, s.D, {q + first * s.D, s.D}, {k, s.D, true}, false, scores, end);
-    R sums[kQueryBlock];
+    R sums[AttentionSizes::kQueryBlock];
     for (std::int64_t i = 0; i < rows; ++i) {
       R* row = scores + i * end;
       const auto softmax = body::softmax_row(OneLane{}, first + i + 1, end, scale, row);
@@ -127,8 +101,7 @@ struct BackwardTiles {
   Tiles<Real<T>> reals;
   Tiles<T> rounded;
   BackwardTiles(const Device& device, const Sizes& s)
-      : reals(device, 2 * s.block() * s.T + (kRounds<T> ? s.block() * s.D + 2 * s.T * s.D : 0)),
-        rounded(device, kRounds<T> ? 2 * s.block() * s.T : 0) {}
+      : reals(device, s.backward_tile(kRounds<T>)), rounded(device, s.backward_rounded_tile(kRounds<T>)) {}
   Real<T>* dq_block(const Sizes& s) const { return reals.mine() + 2 * s.block() * s.T; }
   Real<T>* dk(const Sizes& s) const { return dq_block(s) + s.block() * s.D; }
   Real<T>* dv(const Sizes& s) const { return dk(s) + s.T * s.D; }
@@ -187,7 +160,7 @@ void attend_head_gradient(const Sizes& s, const T* dout, const T* q, const T* k,
 
 void attention(const Device& device, const Tensor& q, const Tensor& k, const Tensor& v, const Dropout& mask,
                const Tensor& out, const Tensor& log_sum) {
-  const Sizes s = check_attention(q, k, v, out, log_sum, mask);
+  const Sizes s = attention_sizes(q, k);
   with_storage(q, [&]<typename T>(T) {
     const ForwardTiles<T> tiles(device, s);
     parallel_for(s.B * s.H, [&](std::int64_t i) {
@@ -203,11 +176,7 @@ void attention(const Device& device, const Tensor& q, const Tensor& k, const Ten
 void attention_gradient(const Device& device, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& out, const Tensor& log_sum, const Dropout& mask, const Tensor& dq,
                         const Tensor& dk, const Tensor& dv) {
-  const Sizes s = check_attention(q, k, v, out, log_sum, mask);
-  expect_like(dout, out, "attention_gradient: dout");
-  expect_shape(dq, q.dtype(), q.shape(), "attention_gradient: dq");
-  expect_shape(dk, q.dtype(), k.shape(), "attention_gradient: dk");
-  expect_shape(dv, q.dtype(), v.shape(), "attention_gradient: dv");
+  const Sizes s = attention_sizes(q, k);
   with_storage(q, [&]<typename T>(T) {
     const BackwardTiles<T> tiles(device, s);
     // A key/value head is one thread's: its query heads add to dk and dv in ascending order.
@@ -242,4 +211,4 @@ void attention_gradient(const Device& device, const Tensor& dout, const Tensor& 
   });
 }
 
-}  // namespace cuboid::kernels
+}  // namespace cuboid::kernels::cpu

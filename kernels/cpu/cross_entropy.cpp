@@ -1,20 +1,14 @@
 #include "kernels/body/cross_entropy.h"
 
-#include "cuboid/kernels/kernels.h"
-
+#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/launch.h"
 
-namespace cuboid::kernels {
+namespace cuboid::kernels::cpu {
 
 void cross_entropy_statistics(const Device&, const Tensor& logits, const Tensor& targets, std::int64_t first_row,
                               const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit) {
   const std::int64_t n = row_length(logits);
   const std::int64_t rows = row_count(logits);
-  CUBOID_CHECK(n > 0, "cross_entropy_statistics: no vocabulary");
-  expect(targets, DType::int32, rows, "cross_entropy_statistics: targets");
-  expect(row_max, logits.dtype(), rows, "cross_entropy_statistics: row_max");
-  expect(row_sum, logits.dtype(), rows, "cross_entropy_statistics: row_sum");
-  expect(target_logit, logits.dtype(), rows, "cross_entropy_statistics: target_logit");
   with_real(logits, [&]<typename T>(T) {
     const T* in = logits.data<T>();
     const std::int32_t* target = targets.data<std::int32_t>();
@@ -34,8 +28,6 @@ void cross_entropy_statistics(const Device&, const Tensor& logits, const Tensor&
 }
 
 void rescale_sum(const Device&, const Tensor& local_max, const Tensor& global_max, const Tensor& row_sum) {
-  expect_like(global_max, local_max, "rescale_sum: global_max");
-  expect_like(row_sum, local_max, "rescale_sum: row_sum");
   with_real(local_max, [&]<typename T>(T) {
     const T* local = local_max.data<T>();
     const T* global = global_max.data<T>();
@@ -47,11 +39,6 @@ void rescale_sum(const Device&, const Tensor& local_max, const Tensor& global_ma
 void cross_entropy_loss(const Device&, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,
                         const Tensor& targets, const Tensor& losses) {
   const std::int64_t rows = row_max.elements();
-  expect_like(row_sum, row_max, "cross_entropy_loss: row_sum");
-  expect_like(target_logit, row_max, "cross_entropy_loss: target_logit");
-  expect(targets, DType::int32, rows, "cross_entropy_loss: targets");
-  CUBOID_CHECK(losses.defined() && losses.elements() > 0 && rows % losses.elements() == 0,
-               "cross_entropy_loss: losses does not divide " + std::to_string(rows) + " rows");
   const std::int64_t batch = losses.elements();
   double* out = losses.data<double>();
   with_real(row_max, [&]<typename T>(T) {
@@ -75,12 +62,6 @@ void cross_entropy_gradient(const Device&, const Tensor& logits, const Tensor& t
                             const Tensor& row_max, const Tensor& row_sum, double factor, const Tensor& dlogits) {
   const std::int64_t n = row_length(logits);
   const std::int64_t rows = row_count(logits);
-  expect(targets, DType::int32, rows, "cross_entropy_gradient: targets");
-  expect(row_max, logits.dtype(), rows, "cross_entropy_gradient: row_max");
-  expect(row_sum, logits.dtype(), rows, "cross_entropy_gradient: row_sum");
-  CUBOID_CHECK(
-      dlogits.defined() && dlogits.elements() == logits.elements() && compute_type(dlogits.dtype()) == logits.dtype(),
-      "cross_entropy_gradient: dlogits differs from logits in size or computes in another type");
   with_storage(dlogits, [&]<typename T>(T) {
     const auto* in = logits.data<Real<T>>();
     T* out = dlogits.data<T>();
@@ -105,4 +86,4 @@ void cross_entropy_gradient(const Device&, const Tensor& logits, const Tensor& t
   });
 }
 
-}  // namespace cuboid::kernels
+}  // namespace cuboid::kernels::cpu

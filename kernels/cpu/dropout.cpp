@@ -1,8 +1,9 @@
 #include "kernels/cpu/dropout.h"
 
+#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/launch.h"
 
-namespace cuboid::kernels {
+namespace cuboid::kernels::cpu {
 namespace {
 
 // y = [residual +] dropout(x), x (T,B,C). Add is whether there is a residual.
@@ -28,9 +29,6 @@ void dropout_rows(const Shape& shape, const T* x, const T* residual, const Dropo
 }  // namespace
 
 void dropout(const Device& device, const Tensor& x, const Dropout& mask, const Tensor& y) {
-  check_dropout(mask);
-  expect_like(y, x, "dropout: y");
-  CUBOID_CHECK(x.shape().rank() == 3, "dropout: x is " + to_string(x.shape()) + ", not (T,B,C)");
   if (mask.p == 0) {
     device.copy(x, y);
     return;
@@ -39,10 +37,6 @@ void dropout(const Device& device, const Tensor& x, const Dropout& mask, const T
 }
 
 void dropout_add(const Device& device, const Tensor& x, const Tensor& residual, const Dropout& mask, const Tensor& y) {
-  check_dropout(mask);
-  expect_like(y, x, "dropout_add: y");
-  expect_like(residual, x, "dropout_add: residual");
-  CUBOID_CHECK(x.shape().rank() == 3, "dropout_add: x is " + to_string(x.shape()) + ", not (T,B,C)");
   if (mask.p == 0) {
     add(device, residual, x, y);
     return;
@@ -51,4 +45,4 @@ void dropout_add(const Device& device, const Tensor& x, const Tensor& residual, 
       x, [&]<typename T>(T) { dropout_rows<true>(x.shape(), x.data<T>(), residual.data<T>(), mask, y.data<T>()); });
 }
 
-}  // namespace cuboid::kernels
+}  // namespace cuboid::kernels::cpu

@@ -9,13 +9,6 @@
 
 namespace cuboid::kernels {
 
-/// Checks what a counter can hold. @throws std::logic_error
-inline void check_dropout(const Dropout& mask) {
-  CUBOID_CHECK(mask.p >= 0 && mask.p < 1, "dropout: p is " + std::to_string(mask.p));
-  CUBOID_CHECK(mask.first_sample >= 0 && (mask.first_sample >> 48) == 0 && mask.first_row >= 0 && mask.first_head >= 0,
-               "dropout: a global position is out of range");
-}
-
 /// The row (sample, row, head) in global positions. @pre mask.p > 0
 template <typename T>
 body::DropoutRow<T> dropout_row_of(const Dropout& mask, std::int64_t sample, std::int64_t row, std::int64_t head) {

@@ -1,33 +1,13 @@
 #include "kernels/body/heads.h"
 
-#include "cuboid/kernels/kernels.h"
-
+#include "kernels/attention_sizes.h"
+#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/launch.h"
 
-namespace cuboid::kernels {
+namespace cuboid::kernels::cpu {
 namespace {
 
-struct HeadSizes {
-  std::int64_t T, B, H, K, D;
-};
-
-// Checks the arguments that split_heads and its gradient share.
-HeadSizes check_heads(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& q, const Tensor& k,
-                      const Tensor& v) {
-  CUBOID_CHECK(q.defined() && q.shape().rank() == 4 && k.defined() && k.shape().rank() == 4,
-               "split_heads: q (B,H,T,D) and k (B,K,T,D) are expected");
-  const HeadSizes s{q.dim(2), q.dim(0), q.dim(1), k.dim(1), q.dim(3)};
-  expect_shape(k, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "split_heads: k");
-  expect_shape(v, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "split_heads: v");
-  expect_shape(qkv, q.dtype(), Shape{s.T, s.B, (s.H + 2 * s.K) * s.D}, "split_heads: qkv");
-  CUBOID_CHECK(cos.defined() == sin.defined(), "split_heads: cos without sin, or sin without cos");
-  if (cos.defined()) {
-    CUBOID_CHECK(s.D % 2 == 0, "split_heads: rotation of an odd head dim");
-    expect_shape(cos, compute_type(q.dtype()), Shape{s.T, s.D / 2}, "split_heads: cos");
-    expect_shape(sin, compute_type(q.dtype()), Shape{s.T, s.D / 2}, "split_heads: sin");
-  }
-  return s;
-}
+using HeadSizes = AttentionSizes;
 
 // visit(in the fused row, in the head's tensor, turns) for each head of row r = t·B + b; `heads` of the three tensors.
 template <typename T, typename Visit>
@@ -46,7 +26,7 @@ void each_head(const HeadSizes& s, std::int64_t r, T* fused, T* q, T* k, T* v, V
 
 void split_heads(const Device&, const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& q,
                  const Tensor& k, const Tensor& v) {
-  const HeadSizes s = check_heads(qkv, cos, sin, q, k, v);
+  const HeadSizes s = attention_sizes(q, k);
   with_storage(qkv, [&]<typename T>(T) {
     parallel_for(s.T * s.B, [&](std::int64_t r) {
       const std::int64_t t = r / s.B;
@@ -65,7 +45,7 @@ void split_heads(const Device&, const Tensor& qkv, const Tensor& cos, const Tens
 
 void split_heads_gradient(const Device&, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,
                           const Tensor& sin, const Tensor& dqkv) {
-  const HeadSizes s = check_heads(dqkv, cos, sin, dq, dk, dv);
+  const HeadSizes s = attention_sizes(dq, dk);
   with_storage(dqkv, [&]<typename T>(T) {
     parallel_for(s.T * s.B, [&](std::int64_t r) {
       const std::int64_t t = r / s.B;
@@ -82,4 +62,4 @@ void split_heads_gradient(const Device&, const Tensor& dq, const Tensor& dk, con
   });
 }
 
-}  // namespace cuboid::kernels
+}  // namespace cuboid::kernels::cpu

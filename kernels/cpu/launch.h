@@ -1,4 +1,4 @@
-// What every CPU launcher needs: the element type as a template argument, checks of arguments, and loops over rows that
+// What every CPU launcher needs: the element type as a template argument, and loops over rows that
 // run on OpenMP's threads. Internal to kernels/cpu.
 #pragma once
 
@@ -11,6 +11,7 @@
 #include "cuboid/runtime/device.h"
 
 #include "kernels/body/storage.h"
+#include "kernels/check.h"
 
 namespace cuboid::kernels {
 
@@ -38,36 +39,6 @@ void with_storage(const Tensor& tensor, F f) {
   } else {
     with_real(tensor, f);
   }
-}
-
-/// Row length of a tensor seen as (rows, last dim), and the number of rows.
-inline std::int64_t row_length(const Tensor& tensor) {
-  CUBOID_CHECK(tensor.defined() && tensor.shape().rank() > 0, "a tensor with dims is expected");
-  return tensor.dim(-1);
-}
-inline std::int64_t row_count(const Tensor& tensor) {
-  std::int64_t rows = 1;
-  for (int i = 0; i + 1 < tensor.shape().rank(); ++i) rows *= tensor.dim(i);
-  return rows;
-}
-
-/// Checks element type and count of an argument.
-inline void expect(const Tensor& tensor, DType dtype, std::int64_t elements, const char* name) {
-  CUBOID_CHECK(tensor.defined() && tensor.dtype() == dtype && tensor.elements() == elements,
-               std::string(name) + ": " + name_of(dtype) + " with " + std::to_string(elements) +
-                   " elements expected, got " +
-                   (tensor.defined() ? std::string(name_of(tensor.dtype())) + " " + to_string(tensor.shape())
-                                     : std::string("no tensor")));
-}
-/// Checks that an argument has the type and shape of another.
-inline void expect_like(const Tensor& tensor, const Tensor& model, const char* name) {
-  expect(tensor, model.dtype(), model.elements(), name);
-}
-inline void expect_shape(const Tensor& tensor, DType dtype, const Shape& shape, const char* name) {
-  CUBOID_CHECK(tensor.defined() && tensor.dtype() == dtype && tensor.shape() == shape,
-               std::string(name) + ": " + name_of(dtype) + " " + to_string(shape) + " expected, got " +
-                   (tensor.defined() ? std::string(name_of(tensor.dtype())) + " " + to_string(tensor.shape())
-                                     : std::string("no tensor")));
 }
 
 /// f(i) for i in [0, n), on all OpenMP threads if there are several; the first exception is thrown on.

@@ -1,10 +1,9 @@
 #include "kernels/body/norm.h"
 
-#include "cuboid/kernels/kernels.h"
-
+#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/launch.h"
 
-namespace cuboid::kernels {
+namespace cuboid::kernels::cpu {
 
 using body::OneLane;
 
@@ -12,11 +11,6 @@ void layer_norm(const Device&, const Tensor& x, const Tensor& weight, const Tens
                 const Tensor& mean, const Tensor& rstd) {
   const std::int64_t n = row_length(x);
   const std::int64_t rows = row_count(x);
-  expect(weight, x.dtype(), n, "layer_norm: weight");
-  expect(bias, x.dtype(), n, "layer_norm: bias");
-  expect_like(y, x, "layer_norm: y");
-  expect(mean, compute_type(x.dtype()), rows, "layer_norm: mean");
-  expect(rstd, compute_type(x.dtype()), rows, "layer_norm: rstd");
   with_storage(x, [&]<typename T>(T) {
     const T* xs = x.data<T>();
     const T* w = weight.data<T>();
@@ -36,11 +30,6 @@ void layer_norm_input_gradient(const Device&, const Tensor& dy, const Tensor& x,
                                const Tensor& mean, const Tensor& rstd, const Tensor& dx) {
   const std::int64_t n = row_length(x);
   const std::int64_t rows = row_count(x);
-  expect_like(dy, x, "layer_norm_input_gradient: dy");
-  expect(weight, x.dtype(), n, "layer_norm_input_gradient: weight");
-  expect(mean, compute_type(x.dtype()), rows, "layer_norm_input_gradient: mean");
-  expect(rstd, compute_type(x.dtype()), rows, "layer_norm_input_gradient: rstd");
-  expect_like(dx, x, "layer_norm_input_gradient: dx");
   with_storage(x, [&]<typename T>(T) {
     const T* dys = dy.data<T>();
     const T* xs = x.data<T>();
@@ -59,10 +48,6 @@ void layer_norm_weight_gradient(const Device& device, const Tensor& dy, const Te
                                 const Tensor& rstd, const Tensor& dweight, const Tensor& dbias) {
   const std::int64_t n = row_length(x);
   const std::int64_t rows = row_count(x);
-  expect_like(dy, x, "layer_norm_weight_gradient: dy");
-  expect(mean, compute_type(x.dtype()), rows, "layer_norm_weight_gradient: mean");
-  expect(rstd, compute_type(x.dtype()), rows, "layer_norm_weight_gradient: rstd");
-  expect(dweight, compute_type(x.dtype()), n, "layer_norm_weight_gradient: dweight");
   with_storage(x, [&]<typename T>(T) {
     parallel_chunks(n, kColumnChunk, [&](std::int64_t first, std::int64_t count) {
       body::add_norm_weight_gradient(OneLane{}, rows, count, n, dy.data<T>() + first, x.data<T>() + first,
@@ -76,9 +61,6 @@ void rms_norm(const Device&, const Tensor& x, const Tensor& weight, double offse
               const Tensor& rstd) {
   const std::int64_t n = row_length(x);
   const std::int64_t rows = row_count(x);
-  expect(weight, x.dtype(), n, "rms_norm: weight");
-  expect_like(y, x, "rms_norm: y");
-  expect(rstd, compute_type(x.dtype()), rows, "rms_norm: rstd");
   with_storage(x, [&]<typename T>(T) {
     const T* xs = x.data<T>();
     const T* w = weight.data<T>();
@@ -95,10 +77,6 @@ void rms_norm_input_gradient(const Device&, const Tensor& dy, const Tensor& x, c
                              const Tensor& rstd, const Tensor& dx) {
   const std::int64_t n = row_length(x);
   const std::int64_t rows = row_count(x);
-  expect_like(dy, x, "rms_norm_input_gradient: dy");
-  expect(weight, x.dtype(), n, "rms_norm_input_gradient: weight");
-  expect(rstd, compute_type(x.dtype()), rows, "rms_norm_input_gradient: rstd");
-  expect_like(dx, x, "rms_norm_input_gradient: dx");
   with_storage(x, [&]<typename T>(T) {
     const T* dys = dy.data<T>();
     const T* xs = x.data<T>();
@@ -116,9 +94,6 @@ void rms_norm_weight_gradient(const Device&, const Tensor& dy, const Tensor& x, 
                               const Tensor& dweight) {
   const std::int64_t n = row_length(x);
   const std::int64_t rows = row_count(x);
-  expect_like(dy, x, "rms_norm_weight_gradient: dy");
-  expect(rstd, compute_type(x.dtype()), rows, "rms_norm_weight_gradient: rstd");
-  expect(dweight, compute_type(x.dtype()), n, "rms_norm_weight_gradient: dweight");
   with_storage(x, [&]<typename T>(T) {
     parallel_chunks(n, kColumnChunk, [&](std::int64_t first, std::int64_t count) {
       body::add_norm_weight_gradient<OneLane, T>(OneLane{}, rows, count, n, dy.data<T>() + first, x.data<T>() + first,
@@ -127,4 +102,4 @@ void rms_norm_weight_gradient(const Device&, const Tensor& dy, const Tensor& x, 
   });
 }
 
-}  // namespace cuboid::kernels
+}  // namespace cuboid::kernels::cpu

@@ -1,16 +1,12 @@
 #include "kernels/body/optimizer.h"
 
-#include "cuboid/kernels/kernels.h"
-
+#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/launch.h"
 
-namespace cuboid::kernels {
+namespace cuboid::kernels::cpu {
 
 void adamw(const Device&, const AdamW& options, const Tensor& gradient, const Tensor& weight, const Tensor& m,
            const Tensor& v) {
-  expect_like(gradient, weight, "adamw: gradient");
-  expect_like(m, weight, "adamw: m");
-  expect_like(v, weight, "adamw: v");
   with_real(weight, [&]<typename T>(T) {
     const body::AdamWStep<T> step{static_cast<T>(options.lr),
                                   static_cast<T>(options.beta1),
@@ -37,7 +33,6 @@ void adamw(const Device&, const AdamW& options, const Tensor& gradient, const Te
 
 void sgd(const Device&, double lr, double weight_decay, double gradient_scale, const Tensor& gradient,
          const Tensor& weight) {
-  expect_like(gradient, weight, "sgd: gradient");
   with_real(weight, [&]<typename T>(T) {
     const T rate = static_cast<T>(lr);
     const T decay = static_cast<T>(weight_decay);
@@ -53,4 +48,4 @@ void sgd(const Device&, double lr, double weight_decay, double gradient_scale, c
   });
 }
 
-}  // namespace cuboid::kernels
+}  // namespace cuboid::kernels::cpu

@@ -20,7 +20,7 @@ std::vector<std::string> preset_names() {
 ModelConfig load_model(const std::string& preset_or_path) {
   namespace fs = std::filesystem;
   for (const EmbeddedConfig& preset : embedded_configs()) {
-    if (preset_or_path == preset.name) return read_hf_config(preset.json, preset.name);
+    if (preset_or_path == preset.name) return read_hf_config(preset.text, preset.name);
   }
   std::error_code ignored;
   fs::path path = preset_or_path;

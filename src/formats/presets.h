@@ -1,4 +1,5 @@
-// The presets' config.json texts, embedded at build time from launch/models. Private to formats.
+// The presets' files, embedded at build time: models from launch/models, clusters from launch/clusters. Private to
+// formats.
 #pragma once
 
 #include <span>
@@ -7,10 +8,13 @@ namespace cuboid {
 
 struct EmbeddedConfig {
   const char* name;
-  const char* json;
+  const char* text;
 };
 
-/// In the order of preset_names().
+/// Models' config.json texts, in the order of preset_names().
 std::span<const EmbeddedConfig> embedded_configs();
+
+/// Clusters' TOML texts, in the order of cluster_names().
+std::span<const EmbeddedConfig> embedded_clusters();
 
 }  // namespace cuboid

@@ -5,14 +5,14 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <sstream>
 
 #include <fmt/format.h>
-#include <toml++/toml.h>
 
 #include "cuboid/core/error.h"
 #include "cuboid/core/text.h"
 #include "cuboid/formats/mapped_file.h"
+
+#include "toml_text.h"
 
 namespace cuboid {
 namespace {
@@ -104,22 +104,6 @@ void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Vis
   visit("dump-grads", "file for the first step's gradient norms; empty: none", run.dump_grads);
 }
 
-/// A TOML basic string.
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += {'\\', c};
-    } else if (byte < 0x20 || byte == 0x7f) {
-      out += fmt::format("\\u{:04X}", byte);
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
-}
-
 class Writer {
  public:
   void section(const char* title) { text_ += fmt::format("\n# {}\n", title); }
@@ -131,7 +115,7 @@ class Writer {
   template <typename Enum, std::size_t n>
   void operator()(const char* key, const char* meaning, const Enum& value, const Choice<Enum> (&choices)[n]) {
     for (const auto& choice : choices) {
-      if (choice.value == value) return line(key, quoted(choice.name), meaning);
+      if (choice.value == value) return line(key, toml_string(choice.name), meaning);
     }
     contract_violation("value has a name", __FILE__, __LINE__, key);
   }
@@ -143,7 +127,7 @@ class Writer {
   }
 
   // Empty: the setting is absent.
-  static std::string write(const std::string& value) { return quoted(value); }
+  static std::string write(const std::string& value) { return toml_string(value); }
   static std::string write(bool value) { return value ? "true" : "false"; }
   static std::string write(int value) { return std::to_string(value); }
   static std::string write(std::int64_t value) { return std::to_string(value); }
@@ -151,13 +135,13 @@ class Writer {
   static std::string write(std::uint64_t value) {
     // TOML's integers end at 2^63 - 1.
     const auto text = std::to_string(value);
-    return value <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()) ? text : quoted(text);
+    return value <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()) ? text : toml_string(text);
   }
   static std::string write(const std::optional<std::int64_t>& value) { return value ? std::to_string(*value) : ""; }
   static std::string write(const std::vector<int>& values) { return fmt::format("[{}]", fmt::join(values, ", ")); }
   static std::string write(const std::vector<std::string>& values) {
     std::vector<std::string> items;
-    for (const auto& value : values) items.push_back(quoted(value));
+    for (const auto& value : values) items.push_back(toml_string(value));
     return "[" + join(items) + "]";
   }
 
@@ -193,16 +177,6 @@ std::vector<Lister::Row> list_settings(RunConfig run) {
   Lister lister;
   visit_settings(run, degrees, order, lister);
   return std::move(lister.rows);
-}
-
-/// The value for a message.
-std::string written(const toml::node& node) {
-  if (node.is_table()) return "a table";
-  if (node.is_array()) return "an array";
-  if (const auto text = node.value_exact<std::string>()) return quoted(*text);
-  std::ostringstream out;
-  node.visit([&](const auto& value) { out << value; });
-  return out.str();
 }
 
 class Reader {
@@ -249,7 +223,7 @@ class Reader {
   }
 
   void fault(const toml::node& node, const char* key, const std::string& reason) {
-    faults_.emplace(node.source().begin.line, fmt::format("{} = {}: {}", key, written(node), reason));
+    faults_.emplace(node.source().begin.line, fmt::format("{} = {}: {}", key, toml_excerpt(node), reason));
   }
 
   void read(const toml::node& node, const char* key, std::string& value) {
@@ -343,13 +317,7 @@ std::vector<SettingDifference> compare_runs(const RunConfig& stored, const RunCo
 }
 
 RunConfig parse_run_file(const std::string& text, const std::string& source) {
-  toml::table table;
-  try {
-    table = toml::parse(text, source);
-  } catch (const toml::parse_error& error) {
-    throw Error(ErrorKind::request, fmt::format("{}: line {}: not valid TOML: {}", source, error.source().begin.line,
-                                                std::string(error.description())));
-  }
+  const toml::table table = parse_toml(text, source);
   Problems problems;
   RunConfig run;
   AxisValues degrees = run.grid.degrees();

@@ -1,17 +1,35 @@
 #include "cuboid/runtime/device.h"
 
-#include <cstring>
-
 namespace cuboid {
+
+const char* name_of(DeviceKind kind) {
+  return kind == DeviceKind::cpu ? "cpu" : "meta";
+}
+
+const char* name_of(TracedPhase phase) {
+  constexpr const char* kNames[] = {"forward", "input gradient", "weight gradient", "recompute"};
+  return kNames[static_cast<std::size_t>(phase)];
+}
+
+Device::Device()
+    : state_(std::make_shared<State>(
+          State{.kind = DeviceKind::cpu, .memory = host_memory(), .account = std::make_shared<MemoryAccount>()})) {}
+
+Device Device::meta(KernelObserver observer) {
+  return Device(std::make_shared<State>(State{.kind = DeviceKind::meta,
+                                              .memory = meta_memory(),
+                                              .account = std::make_shared<MemoryAccount>(),
+                                              .observer = std::move(observer)}));
+}
 
 Tensor Device::empty(Shape shape, DType dtype, Category category) const {
   const auto bytes = static_cast<std::size_t>(shape.elements()) * size_of(dtype);
-  return {std::make_shared<Buffer>(account_, category, bytes), 0, std::move(shape), dtype};
+  return {std::make_shared<Buffer>(state_->memory, state_->account, category, bytes), 0, std::move(shape), dtype};
 }
 
 Tensor Device::zeros(Shape shape, DType dtype, Category category) const {
   Tensor tensor = empty(std::move(shape), dtype, category);
-  std::memset(tensor.raw(), 0, tensor.bytes());
+  zero(tensor);
   return tensor;
 }
 
@@ -24,12 +42,31 @@ Tensor Device::clone(const Tensor& tensor, Category category) const {
 void Device::copy(const Tensor& from, const Tensor& to) const {
   CUBOID_CHECK(from.dtype() == to.dtype() && from.elements() == to.elements(),
                to_string(from.shape()) + " to " + to_string(to.shape()));
-  if (from.raw() != to.raw() && from.bytes() > 0) std::memcpy(to.raw(), from.raw(), from.bytes());
+  if (from.bytes() == 0 || from.same_memory(to)) return;
+  if (kind() == DeviceKind::meta) {
+    const auto bytes = static_cast<double>(from.bytes());
+    return observe({.name = "copy", .dtype = from.dtype(), .bytes_read = bytes, .bytes_written = bytes});
+  }
+  state_->memory->copy(to.raw(), from.raw(), from.bytes());
+}
+
+void Device::zero(const Tensor& tensor) const {
+  if (tensor.bytes() == 0) return;
+  if (kind() == DeviceKind::meta) {
+    return observe({.name = "zero", .dtype = tensor.dtype(), .bytes_written = static_cast<double>(tensor.bytes())});
+  }
+  state_->memory->zero(tensor.raw(), tensor.bytes());
 }
 
 void Device::adopt(const Tensor& tensor, Category category) const {
   CUBOID_CHECK(tensor.unique(), "a shared buffer cannot be handed over");
-  tensor.buffer()->rehome(account_, category);
+  tensor.buffer()->rehome(state_->account, category);
+}
+
+void Device::observe(TracedKernel kernel) const {
+  if (!state_->observer) return;
+  kernel.phase = state_->phase;
+  state_->observer(kernel);
 }
 
 }  // namespace cuboid

@@ -1,6 +1,7 @@
 #include "cuboid/runtime/memory.h"
 
 #include <bit>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <new>
@@ -12,10 +13,18 @@ namespace {
 // A line of the gradient norm (kernels::add_squares), and what CUDA's allocator gives.
 constexpr std::size_t kAlignment = 256;
 
+// Rounds up to one of four steps a power of two, so that nearly equal sizes share blocks at little waste.
+std::size_t capacity_for(std::size_t bytes) {
+  if (bytes <= 256) return 256;
+  const std::size_t step = std::bit_floor(bytes - 1) / 4;
+  return (bytes + step - 1) / step * step;
+}
+
 // Free blocks by capacity, shared by all ranks of the process: a buffer handed from rank to rank ends anywhere.
-class Pool {
+class HostMemory final : public MemorySource {
  public:
-  void* take(std::size_t capacity) {
+  void* allocate(std::size_t bytes) override {
+    const std::size_t capacity = capacity_for(bytes);
     {
       const std::scoped_lock lock(mutex_);
       auto& blocks = free_[capacity];
@@ -27,11 +36,13 @@ class Pool {
     }
     return ::operator new (capacity, std::align_val_t{kAlignment});
   }
-  void give(void* block, std::size_t capacity) {
+  void release(void* block, std::size_t bytes) override {
     const std::scoped_lock lock(mutex_);
-    free_[capacity].push_back(block);
+    free_[capacity_for(bytes)].push_back(block);
   }
-  ~Pool() {
+  void copy(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  void zero(void* data, std::size_t bytes) override { std::memset(data, 0, bytes); }
+  ~HostMemory() override {
     for (auto& [capacity, blocks] : free_) {
       for (void* block : blocks) ::operator delete (block, std::align_val_t{kAlignment});
     }
@@ -42,17 +53,13 @@ class Pool {
   std::map<std::size_t, std::vector<void*>> free_;
 };
 
-Pool& pool() {
-  static Pool instance;
-  return instance;
-}
-
-// Rounds up to one of four steps a power of two, so that nearly equal sizes share blocks at little waste.
-std::size_t capacity_for(std::size_t bytes) {
-  if (bytes <= 256) return 256;
-  const std::size_t step = std::bit_floor(bytes - 1) / 4;
-  return (bytes + step - 1) / step * step;
-}
+class MetaMemory final : public MemorySource {
+ public:
+  void* allocate(std::size_t) override { return nullptr; }
+  void release(void*, std::size_t) override {}
+  void copy(void*, const void*, std::size_t) override { CUBOID_CHECK(false, "there is nothing to copy"); }
+  void zero(void*, std::size_t) override { CUBOID_CHECK(false, "there is nothing to clear"); }
+};
 
 void raise(std::atomic<std::int64_t>& peak, std::int64_t value) {
   std::int64_t seen = peak.load(std::memory_order_relaxed);
@@ -61,6 +68,16 @@ void raise(std::atomic<std::int64_t>& peak, std::int64_t value) {
 }
 
 }  // namespace
+
+std::shared_ptr<MemorySource> host_memory() {
+  static const auto instance = std::make_shared<HostMemory>();
+  return instance;
+}
+
+std::shared_ptr<MemorySource> meta_memory() {
+  static const auto instance = std::make_shared<MetaMemory>();
+  return instance;
+}
 
 const char* name_of(Category category) {
   constexpr std::array<const char*, kCategoryCount> kNames = {"parameters",  "gradients",     "optimizer",
@@ -86,18 +103,19 @@ std::int64_t MemoryAccount::peak(Category category) const {
   return peak_[static_cast<std::size_t>(category)];
 }
 
-Buffer::Buffer(std::shared_ptr<MemoryAccount> account, Category category, std::size_t bytes)
-    : account_(std::move(account)),
+Buffer::Buffer(std::shared_ptr<MemorySource> memory, std::shared_ptr<MemoryAccount> account, Category category,
+               std::size_t bytes)
+    : memory_(std::move(memory)),
+      account_(std::move(account)),
       category_(category),
       bytes_(bytes),
-      capacity_(capacity_for(bytes)),
-      data_(pool().take(capacity_)) {
+      data_(memory_->allocate(bytes_)) {
   account_->add(category_, static_cast<std::int64_t>(bytes_));
 }
 
 Buffer::~Buffer() {
   account_->add(category_, -static_cast<std::int64_t>(bytes_));
-  pool().give(data_, capacity_);
+  memory_->release(data_, bytes_);
 }
 
 void Buffer::rehome(std::shared_ptr<MemoryAccount> account, Category category) {

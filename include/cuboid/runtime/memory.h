@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "cuboid/core/error.h"
+
 namespace cuboid {
 
 /// What a buffer is for.
@@ -33,25 +35,49 @@ class MemoryAccount {
   std::atomic<std::int64_t> peak_total_ = 0;
 };
 
-/// One allocation. Returned to the process-wide pool when the last tensor that uses it goes: a training step asks for
-/// the same sizes again and again, and fresh pages from the kernel would cost more than the kernels that fill them.
+/// Where a device's memory comes from, and how it is moved about. Thread safe: a buffer may end on another rank's
+/// thread.
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+  /// Uninitialised, 256-byte aligned; null on a device without data. @throws std::bad_alloc
+  virtual void* allocate(std::size_t bytes) = 0;
+  /// @param bytes  as it was allocated with
+  virtual void release(void* data, std::size_t bytes) = 0;
+  /// Between two places of this source.
+  virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
+  virtual void zero(void* data, std::size_t bytes) = 0;
+};
+
+/// The process's pool of host memory: a training step asks for the same sizes again and again, and fresh pages from the
+/// kernel would cost more than the kernels that fill them.
+std::shared_ptr<MemorySource> host_memory();
+/// No memory at all: buffers are counted, and have no data.
+std::shared_ptr<MemorySource> meta_memory();
+
+/// One allocation. Returned to its source when the last tensor that uses it goes.
 class Buffer {
  public:
-  /// Uninitialised memory, 256-byte aligned. `bytes` are counted exactly. @throws std::bad_alloc
-  Buffer(std::shared_ptr<MemoryAccount> account, Category category, std::size_t bytes);
+  /// Uninitialised memory. `bytes` are counted exactly. @throws std::bad_alloc
+  Buffer(std::shared_ptr<MemorySource> memory, std::shared_ptr<MemoryAccount> account, Category category,
+         std::size_t bytes);
   ~Buffer();
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
-  void* data() const { return data_; }
+  /// @throws std::logic_error on a device without data
+  void* data() const {
+    CUBOID_CHECK(data_ != nullptr, "a tensor of the meta device has no data");
+    return data_;
+  }
   std::size_t bytes() const { return bytes_; }
   /// Moves the bytes to another rank's account: a hand-over between ranks of one process.
   void rehome(std::shared_ptr<MemoryAccount> account, Category category);
 
  private:
+  std::shared_ptr<MemorySource> memory_;
   std::shared_ptr<MemoryAccount> account_;
   Category category_;
   std::size_t bytes_;
-  std::size_t capacity_;
   void* data_;
 };
 

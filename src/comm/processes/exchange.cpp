@@ -53,7 +53,7 @@ Exchange::~Exchange() {
 }
 
 std::shared_ptr<Buffer> Exchange::buffer(std::size_t bytes) const {
-  return std::make_shared<Buffer>(account_, Category::communication, bytes);
+  return std::make_shared<Buffer>(host_memory(), account_, Category::communication, bytes);
 }
 
 void Exchange::send(int process, Header header, const std::byte* payload, std::shared_ptr<Buffer> keep) {

@@ -134,8 +134,8 @@ class MpiTransport final : public Transport {
     Header& header = receiving.parcel.header;
     std::memcpy(&header, head_.data(), sizeof(Header));
     if (header.bytes == 0) return true;
-    receiving.parcel.payload =
-        std::make_shared<Buffer>(account_, Category::communication, static_cast<std::size_t>(header.bytes));
+    receiving.parcel.payload = std::make_shared<Buffer>(host_memory(), account_, Category::communication,
+                                                        static_cast<std::size_t>(header.bytes));
     auto* to = static_cast<std::byte*>(receiving.parcel.payload->data());
     if (header.bytes <= static_cast<std::int64_t>(kInlineBytes)) {
       std::memcpy(to, head_.data() + sizeof(Header), static_cast<std::size_t>(header.bytes));

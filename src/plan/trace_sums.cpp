@@ -1,0 +1,49 @@
+#include <algorithm>
+
+#include "cuboid/core/error.h"
+#include "cuboid/plan/trace.h"
+
+namespace cuboid {
+
+const char* name_of(TracedCommunication::Operation operation) {
+  constexpr const char* kNames[] = {"all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast"};
+  return kNames[static_cast<std::size_t>(operation)];
+}
+
+int ModelTrace::kind_of_layer(int layer) const {
+  for (std::size_t kind = 0; kind < layers.size(); ++kind) {
+    if (std::find(layers[kind].layers.begin(), layers[kind].layers.end(), layer) != layers[kind].layers.end()) {
+      return static_cast<int>(kind);
+    }
+  }
+  CUBOID_CHECK(false, "no layer " + std::to_string(layer));
+  return -1;
+}
+
+namespace {
+
+template <typename F>
+double sum_over_kernels(const TracedPass& pass, F value) {
+  double sum = 0;
+  for (const TracedEvent& event : pass.events) {
+    if (const auto* kernel = std::get_if<TracedKernel>(&event)) sum += value(*kernel);
+  }
+  return sum;
+}
+
+}  // namespace
+
+double flops(const TracedPass& pass) {
+  return sum_over_kernels(pass, [](const TracedKernel& kernel) { return kernel.flops; });
+}
+
+double model_flops(const TracedPass& pass) {
+  return sum_over_kernels(
+      pass, [](const TracedKernel& kernel) { return kernel.phase == TracedPhase::recompute ? 0 : kernel.flops; });
+}
+
+double bytes_moved(const TracedPass& pass) {
+  return sum_over_kernels(pass, [](const TracedKernel& kernel) { return kernel.bytes_read + kernel.bytes_written; });
+}
+
+}  // namespace cuboid
