@@ -110,11 +110,12 @@ void softmax_gradient_rows(cudaStream_t stream, const AttentionSizes& s, const B
                            const float* dp, T* dropped, T* ds) {
   const bool drops = mask.p > 0;
   const DropoutRows<float> mask_rows = drops ? DropoutRows<float>(mask) : DropoutRows<float>(Dropout{.p = 0.5});
+  const std::int64_t stride = s.out_stride();
   launch_rows(stream, s.B * s.H * block.rows, block.end, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t i) {
     const std::int64_t head = i / block.rows;
     const std::int64_t t = block.first + i % block.rows;
-    const T* const dout_row = dout + t * s.out_stride() + head * s.D;
-    const T* const out_row = out + t * s.out_stride() + head * s.D;
+    const T* const dout_row = dout + t * stride + head * s.D;
+    const T* const out_row = out + t * stride + head * s.D;
     const float delta =
         lanes.template sum<float>(s.D, [=](std::int64_t d) { return real(dout_row[d]) * real(out_row[d]); });
     const auto row = mask_rows.at(head / s.H, t, head % s.H);

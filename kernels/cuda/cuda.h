@@ -55,7 +55,7 @@ void cross_entropy_loss(const Device& device, const Tensor& row_max, const Tenso
                         const Tensor& targets, const Tensor& losses);
 void cross_entropy_gradient(const Device& device, const Tensor& logits, const Tensor& targets, std::int64_t first_row,
                             const Tensor& row_max, const Tensor& row_sum, double factor, const Tensor& dlogits);
-void add_squares(const Device& device, const Tensor& x, ExactSum& sum);
+void add_squares(const Device& device, const Tensor& x, const Tensor& words);
 void adamw(const Device& device, const AdamW& options, const Tensor& gradient, const Tensor& weight, const Tensor& m,
            const Tensor& v);
 void sgd(const Device& device, double lr, double weight_decay, double gradient_scale, const Tensor& gradient,

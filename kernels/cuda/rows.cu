@@ -353,6 +353,13 @@ void convert(const Device& device, const Tensor& from, const Tensor& to) {
   });
 }
 
+void convert(const Device& device, const float* numbers, const Tensor& out) {
+  if (out.dtype() == DType::float32) return device.write(numbers, out);
+  const Tensor wide = device.empty(out.shape(), DType::float32, Category::workspace);
+  device.write(numbers, wide);
+  convert(device, wide, out);
+}
+
 void dropout(const Device& device, const Tensor& x, const Dropout& mask, const Tensor& y) {
   if (mask.p == 0) return device.copy(x, y);
   with_storage(x, [&]<typename T>(T) {

@@ -1,6 +1,7 @@
 // What reads or writes by token, head or target: embeddings, heads, cross-entropy; and the optimizer.
 #include <cmath>
 
+#include "kernels/adamw_step.h"
 #include "kernels/body/cross_entropy.h"
 #include "kernels/body/embedding.h"
 #include "kernels/body/heads.h"
@@ -52,13 +53,14 @@ void move_heads(cudaStream_t stream, const HeadSizes& s, T* qkv, T* q, T* k, T* 
   launch_rows(stream, s.T * s.B * (s.H + 2 * s.K), s.D, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t i) {
     const HeadPlace<T> place = head_place(s, i, qkv, q, k, v);
     const std::int64_t half = s.D / 2;
+    const Real<T>* const c = cos == nullptr ? nullptr : cos + place.t * half;
+    const Real<T>* const si = sin == nullptr ? nullptr : sin + place.t * half;
     if (!place.turns || cos == nullptr) {
       body::copy_row<RowLanes, T>(lanes, s.D, Forward ? place.fused : place.head, Forward ? place.head : place.fused);
     } else if constexpr (Forward) {
-      body::rotate_row<RowLanes, T>(lanes, half, cos + place.t * half, sin + place.t * half, place.fused, place.head);
+      body::rotate_row<RowLanes, T>(lanes, half, c, si, place.fused, place.head);
     } else {
-      body::rotate_back_row<RowLanes, T>(lanes, half, cos + place.t * half, sin + place.t * half, place.head,
-                                         place.fused);
+      body::rotate_back_row<RowLanes, T>(lanes, half, c, si, place.head, place.fused);
     }
   });
 }
@@ -281,17 +283,11 @@ void sgd(const Device& device, double lr, double weight_decay, double gradient_s
                static_cast<float>(gradient_scale), elements_of<float>(gradient), elements_of<float>(weight));
 }
 
-void add_squares(const Device& device, const Tensor& x, ExactSum& sum) {
+void add_squares(const Device& device, const Tensor& x, const Tensor& words) {
   if (x.elements() == 0) return;
-  CUBOID_CHECK(x.elements() < std::int64_t{1} << 34, "an exact sum of that many numbers could overflow");
-  constexpr auto kPerLine = static_cast<std::int64_t>(kSquaresLine / sizeof(float));
-  const Tensor words = device.zeros({ExactSum::kWords}, DType::int64, Category::workspace);
-  squares_lines(stream_of(device), x.elements(), first_line(x), kPerLine, elements_of<float>(x),
+  squares_lines(stream_of(device), x.elements(), elements_before_line(x),
+                static_cast<std::int64_t>(kSquaresLine / sizeof(float)), elements_of<float>(x),
                 elements_of<std::int64_t>(words));
-  const Tensor here = device.to_host(words);
-  std::array<std::int64_t, ExactSum::kWords> numbers{};
-  std::copy_n(here.data<std::int64_t>(), numbers.size(), numbers.begin());
-  sum.merge(ExactSum::from_words(numbers));
 }
 
 }  // namespace cuboid::kernels::cuda

@@ -1,6 +1,7 @@
 // Which elements of the global tensors a rank holds, writes and reads.
 #include <algorithm>
 #include <limits>
+#include <map>
 
 #include <fmt/format.h>
 
@@ -102,7 +103,7 @@ class Loader {
   void moment(std::string_view kind, const Parameter& p, const Tensor& into) {
     const OwnedStretch own = store_.owned(p);
     read(kind, *p.info, own.begin, own.count);
-    std::copy(numbers_.begin(), numbers_.end(), into.data<float>() + own.at);
+    store_.device().write(numbers_.data(), into.narrow(own.at, own.count));
   }
 
  private:
@@ -180,8 +181,9 @@ void load_checkpoint(const Checkpoint& checkpoint, ParameterStore& store, Optimi
   optimizer.set_steps(with_moments ? static_cast<int>(checkpoint.index().optimizer_steps) : 0);
 }
 
-std::vector<SliceToWrite> slices_to_write(const ParameterStore& store, const Optimizer& optimizer) {
-  std::vector<SliceToWrite> slices;
+OwnSlices slices_to_write(const ParameterStore& store, const Optimizer& optimizer) {
+  OwnSlices made;
+  std::map<const Buffer*, Tensor> here;  // a bucket's numbers in host memory, for all parameters in it
   const bool alike = !store.sharded();
   Dealer dealer(alike ? store.data().size() : 1, alike ? store.data().rank() : 0);
   for (const Parameter* p : store.all()) {
@@ -196,7 +198,9 @@ std::vector<SliceToWrite> slices_to_write(const ParameterStore& store, const Opt
     for (const auto& [slice, local] : join_runs(runs)) {
       const std::int64_t at = own.at + local - own.begin;
       const auto add = [&, &s = slice](std::string_view kind, const Tensor& part) {
-        slices.push_back({named(kind, info.name), info.shape, s, part.data<float>() + at});
+        auto [copy, fresh] = here.try_emplace(part.buffer().get());
+        if (fresh) copy->second = store.device().to_host(part);
+        made.slices.push_back({named(kind, info.name), info.shape, s, copy->second.data<float>() + at});
       };
       add(kWeights, bucket.master);
       if (moments == nullptr) continue;
@@ -204,7 +208,8 @@ std::vector<SliceToWrite> slices_to_write(const ParameterStore& store, const Opt
       add(kSecondMoments, moments->v);
     }
   }
-  return slices;
+  for (auto& [buffer, tensor] : here) made.numbers.push_back(std::move(tensor));
+  return made;
 }
 
 }  // namespace cuboid

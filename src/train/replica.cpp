@@ -55,9 +55,10 @@ Replica::Batch Replica::read_batch(const SampleReader& read, std::int64_t first_
   Batch batch;
   // A data-parallel rank takes a contiguous part of the global batch, its micro-batches in ascending order.
   std::int64_t sample = std::int64_t{groups_.at()[Axis::dp]} * micro_batches() * rows;
-  const Tensor count = device_.zeros({1}, DType::int64, Category::workspace);
+  const Device host = device_.host();
+  const Tensor count = host.zeros({1}, DType::int64, Category::workspace);
   for (int m = 0; m < micro_batches(); ++m) {
-    MicroBatch made{device_.empty({length, rows}, DType::int32), device_.empty({length, rows}, DType::int32),
+    MicroBatch made{host.empty({length, rows}, DType::int32), host.empty({length, rows}, DType::int32),
                     first_sample + sample};
     for (std::int64_t b = 0; b < rows; ++b, ++sample) {
       if (!read(sample, inputs, targets)) {
@@ -71,6 +72,8 @@ Replica::Batch Replica::read_batch(const SampleReader& read, std::int64_t first_
         *count.data<std::int64_t>() += targets[i] != kernels::kIgnore;
       }
     }
+    made.tokens = device_.to_device(made.tokens);
+    made.targets = device_.to_device(made.targets);
     batch.micro_batches.push_back(std::move(made));
   }
   all_reduce_in_place(groups_.axis(Axis::dp), count);
@@ -80,12 +83,13 @@ Replica::Batch Replica::read_batch(const SampleReader& read, std::int64_t first_
 
 BatchLoss Replica::collect_loss(std::int64_t tokens) {
   // One slot a sample of the global batch: owners write, everybody else adds zero, so the sum's order is global.
-  const Tensor sums = device_.zeros({run_.global_batch}, DType::float64, Category::workspace);
+  const Tensor sums = device_.host().zeros({run_.global_batch}, DType::float64, Category::workspace);
   const std::int64_t first = std::int64_t{groups_.at()[Axis::dp]} * micro_batches() * run_.micro_batch;
   for (const auto& stage : stages_) {
     if (!stage->last()) continue;
     for (int m = 0; m < micro_batches(); ++m) {
-      const double* losses = stage->losses(m).data<double>();
+      const Tensor here = device_.to_host(stage->losses(m));
+      const double* losses = here.data<double>();
       std::copy(losses, losses + run_.micro_batch, sums.data<double>() + first + std::int64_t{m} * run_.micro_batch);
     }
   }
@@ -125,10 +129,11 @@ Tensor Replica::logits(std::int64_t b) const {
   const auto last = std::find_if(stages_.begin(), stages_.end(), [](const auto& s) { return s->last(); });
   if (last == stages_.end()) return {};
   const Tensor& kept = (*last)->logits();  // (T,B,V/tp), parts that may differ in width by one
-  const Tensor local = device_.empty(kept.shape(), DType::float32);
-  kernels::convert(device_, kept, local);
+  const Tensor converted = device_.empty(kept.shape(), DType::float32);
+  kernels::convert(device_, kept, converted);
+  const Tensor local = device_.to_host(converted);
   const std::int64_t width = config_.vocab;
-  const Tensor full = device_.zeros({run_.seq_len, width}, DType::float32);
+  const Tensor full = device_.host().zeros({run_.seq_len, width}, DType::float32);
   const std::int64_t first = even_share(width, tp_.rank(), tp_.size()).begin;
   const std::int64_t columns = local.dim(2);
   for (std::int64_t t = 0; t < run_.seq_len; ++t) {

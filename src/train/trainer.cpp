@@ -134,7 +134,7 @@ class RankTrainer {
     metrics.loss = loss.mean();
     metrics.tokens = std::int64_t{in_.run.global_batch} * in_.run.seq_len;
     measure(metrics);
-    metrics.schedule_bubble_fraction = bubble_.schedule_bubble(replica_.spans(), *context_.world, context_.device);
+    metrics.schedule_bubble_fraction = bubble_.schedule_bubble(replica_.spans(), *context_.world, context_.device.host());
     metrics.step_seconds = seconds_since(begin);
     metrics.tokens_per_second = static_cast<double>(metrics.tokens) / metrics.step_seconds;
     metrics.tflops_per_rank = in_.flops.training() * metrics.tokens_per_second / context_.size / 1e12;
@@ -188,8 +188,9 @@ class RankTrainer {
     }
     constexpr int kStop = 1 + kCategoryCount;
     constexpr int kWriting = kStop + 1;
-    const Tensor largest = context_.device.zeros({kWriting + 1}, DType::float64, Category::workspace);
-    const Tensor sum = context_.device.zeros({1}, DType::float64, Category::workspace);
+    const Device host = context_.device.host();
+    const Tensor largest = host.zeros({kWriting + 1}, DType::float64, Category::workspace);
+    const Tensor sum = host.zeros({1}, DType::float64, Category::workspace);
     double* values = largest.data<double>();
     values[0] = makespan;
     for (int i = 0; i < kCategoryCount; ++i) {
@@ -229,7 +230,7 @@ class RankTrainer {
   }
 
   std::string weights_hash() {
-    const Tensor sum = context_.device.zeros({1}, DType::int64, Category::workspace);
+    const Tensor sum = context_.device.host().zeros({1}, DType::int64, Category::workspace);
     *sum.data<std::int64_t>() = static_cast<std::int64_t>(local_weights_hash(replica_.parameters()));
     add_over_owners(sum);
     return fmt::format("{:016x}", static_cast<std::uint64_t>(*sum.data<std::int64_t>()));
@@ -239,7 +240,7 @@ class RankTrainer {
   void dump_gradients() {
     const auto tensors = model_of(in_.model).hugging_face_tensors(in_.model);
     const std::vector<double> squares = local_hugging_face_squares(tensors, replica_.parameters());
-    const Tensor sum = context_.device.zeros({static_cast<std::int64_t>(squares.size())}, DType::float64);
+    const Tensor sum = context_.device.host().zeros({static_cast<std::int64_t>(squares.size())}, DType::float64);
     std::copy(squares.begin(), squares.end(), sum.data<double>());
     add_over_owners(sum);
     if (rank() != 0) return;

@@ -125,7 +125,7 @@ void Gpu::copy_to_host(void* to, const void* from, std::size_t bytes) {
 
 Gpu& gpu_of(const Device& device) {
   CUBOID_CHECK(device.kind() == DeviceKind::cuda, "a kernel of a GPU on another device");
-  return static_cast<Gpu&>(*device.memory());
+  return static_cast<Gpu&>(device.memory());
 }
 
 }  // namespace cuboid::cuda

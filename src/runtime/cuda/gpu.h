@@ -36,9 +36,10 @@ class Gpu final : public MemorySource {
   bool on_host() const override { return false; }
 
   /// Queues a copy of host memory, which may be changed as soon as this returns.
-  void copy_from_host(void* to, const void* from, std::size_t bytes);
+  void copy_from_host(void* to, const void* from, std::size_t bytes) override;
   /// Waits for everything queued, and for the copy.
-  void copy_to_host(void* to, const void* from, std::size_t bytes);
+  void copy_to_host(void* to, const void* from, std::size_t bytes) override;
+  void synchronize() override { compute_.synchronize(); }
 
   /// State of the kernels above (a cuBLASLt handle and its algorithms), made when first asked for.
   template <typename State>

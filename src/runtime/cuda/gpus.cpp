@@ -43,7 +43,9 @@ GpuReport find_gpus() {
 }
 
 Device Device::cuda(int gpu) {
-  return Device(DeviceKind::cuda, std::make_shared<cuda::Gpu>(gpu));
+  return Device(std::make_shared<State>(State{.kind = DeviceKind::cuda,
+                                              .memory = std::make_shared<cuda::Gpu>(gpu),
+                                              .account = std::make_shared<MemoryAccount>()}));
 }
 
 }  // namespace cuboid
