@@ -15,6 +15,7 @@
 #include "cuboid/formats/run_file.h"
 #include "cuboid/formats/safetensors.h"
 #include "cuboid/models/registry.h"
+#include "cuboid/runtime/gpus.h"
 #include "cuboid/train/check.h"
 #include "cuboid/train/data.h"
 #include "cuboid/train/trainer.h"
@@ -136,6 +137,23 @@ void warn_of_other_checkpoints(const RunConfig& run) {
       fmt::format("--out {}: holds checkpoints of an earlier run; --resume auto would go on from there", run.out));
 }
 
+// The GPU that the ranks share; -1: they compute on the CPU.
+int choose_gpu(DeviceChoice device, const Fabric& fabric) {
+  if (device != DeviceChoice::cuda) return -1;
+  const GpuReport report = find_gpus();
+  if (report.gpus.empty()) {
+    throw Error(ErrorKind::request, "--device cuda: no GPU to use: " + describe_missing_gpus(report));
+  }
+  if (fabric.job != nullptr) {
+    throw Error(ErrorKind::request,
+                "--device cuda: ranks in several processes would each need a GPU and NCCL, which this version does not "
+                "use; start one process, whose ranks share a GPU");
+  }
+  log::info(fmt::format("on GPU {}: {}, {}", report.gpus.front().ordinal, report.gpus.front().name,
+                        report.gpus.front().uuid));
+  return report.gpus.front().ordinal;
+}
+
 struct Finished {
   RunStart start;
   TrainResult result;
@@ -227,6 +245,7 @@ int train_command(const Arguments& arguments) {
   }
   Fabric fabric;
   collect(problems, [&] { fabric = {join_job(draft.fabric), draft.ranks_per_process}; });
+  collect(problems, [&] { fabric.gpu = choose_gpu(draft.device, fabric); });
   const Checkpoint* checkpoint = draft.checkpoint ? &*draft.checkpoint : nullptr;
   const ModelConfig model = checked_model(run, checkpoint, problems);
   if (speaks()) {

@@ -122,7 +122,10 @@ void add_machine_flags(Flags& flags, RunDraft& draft) {
   flags.section("Machine");
   flags.whole("threads-per-rank", run.threads_per_rank, "threads of a rank's matrix products", 1, 1024);
   flags.real("deadline", run.deadline, "longest wait for another rank, in seconds", "SECONDS");
-  flags.fixed("device", {"auto", "cpu"}, "where ranks compute", "this version runs on the CPU");
+  flags.choice<DeviceChoice>(
+      "device", draft.device,
+      {{"auto", DeviceChoice::automatic}, {"cpu", DeviceChoice::cpu}, {"cuda", DeviceChoice::cuda}},
+      "where ranks compute: on the CPU, or on the first visible GPU, which the ranks of the process share; auto: the CPU");
   flags.choice<FabricKind>(
       "fabric", draft.fabric,
       {{"auto", FabricKind::automatic}, {"threads", FabricKind::threads}, {"mpi", FabricKind::mpi}},

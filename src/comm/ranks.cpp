@@ -63,16 +63,17 @@ class FirstCause {
   bool consequence_ = false;
 };
 
-void run_rank(int rank, const std::function<void(RankContext&)>& body, int threads_per_rank,
+void run_rank(int rank, const std::function<void(RankContext&)>& body, const RankOptions& options,
               const std::shared_ptr<detail::World>& world, const std::shared_ptr<detail::Group>& group,
               const std::shared_ptr<Recorder>& recorder, FirstCause& cause) {
   pthread_setname_np(pthread_self(), fmt::format("rank {}", rank).c_str());
-  omp_set_num_threads(threads_per_rank);  // of this thread's parallel regions only
+  omp_set_num_threads(options.threads_per_rank);  // of this thread's parallel regions only
   set_recorder_of_this_thread(recorder.get());
   try {
     RankContext context;
     context.rank = rank;
     context.size = world->size();
+    if (options.gpu >= 0) context.device = Device::cuda(options.gpu);
     const auto communicator =
         traced(detail::make_threads_communicator(world, group, rank, context.device, "world"), recorder);
     context.world = communicator.get();
@@ -104,7 +105,7 @@ void run_ranks(int ranks, const std::function<void(RankContext&)>& body, const R
   for (int rank = 0; rank < ranks; ++rank) {
     try {
       threads.emplace_back([&, rank] {
-        run_rank(rank, body, options.threads_per_rank, world, group, recorders[static_cast<std::size_t>(rank)], cause);
+        run_rank(rank, body, options, world, group, recorders[static_cast<std::size_t>(rank)], cause);
       });
     } catch (const std::system_error& error) {
       cause.record(

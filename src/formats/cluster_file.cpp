@@ -14,7 +14,7 @@
 #include "cuboid/formats/mapped_file.h"
 
 #include "presets.h"
-#include "toml_text.h"
+#include "toml_reader.h"
 
 namespace cuboid {
 namespace {
@@ -53,6 +53,9 @@ void visit_stack(SoftwareStack& stack, Visitor& visit) {
   visit("attention-efficiency", "of peak, forward", stack.attention_efficiency);
   visit("attention-backward-efficiency", "of peak, backward", stack.attention_backward_efficiency);
   visit("causal-work", "share of the square of scores that is computed", stack.causal_work);
+  visit("score-traffic", "without flash: times scores are read or written, forward", stack.score_traffic);
+  visit("selective-attention", "selective recompute means attention's core", stack.selective_attention);
+  visit("misaligned-slowdown", "of products with a dimension no multiple of 8", stack.misaligned_slowdown);
   visit("memory-efficiency", "of the memory bandwidth, row and element kernels", stack.memory_efficiency);
   visit("row-traffic", "bytes of these kernels, of those of fused ones", stack.row_traffic);
   visit("launch-seconds", "between two kernels on the device", stack.launch_seconds);
@@ -60,7 +63,10 @@ void visit_stack(SoftwareStack& stack, Visitor& visit) {
   visit("contention", "slow-down of computing by overlapped communication, share of its time", stack.contention);
   visit("tp-overlap", "share of tensor-parallel communication hidden", stack.tp_overlap);
   visit("dp-overlap", "share of data-parallel communication that can hide", stack.dp_overlap);
+  visit("cp-overlap", "share of context-parallel exchange hidden", stack.cp_overlap);
   visit("pp-overlap", "share of pipeline transfers hidden", stack.pp_overlap);
+  visit("scatter-gather", "a stage boundary is sent in tp parts", stack.scatter_gather);
+  visit("bucket-bytes", "of gradients and parameters in a message; 0: all", stack.bucket_bytes);
   visit("gradient-bytes-sent", "bytes a gradient element, in reductions", stack.gradient_bytes_sent);
   visit("parameter-bytes-sent", "bytes a parameter, in gathers", stack.parameter_bytes_sent);
   visit("optimizer-traffic", "bytes moved a parameter by the optimizer's step", stack.optimizer_traffic);
@@ -94,72 +100,8 @@ class Writer {
   }
 };
 
-/// Faults by line, so that they are reported in the file's order.
-using Faults = std::multimap<std::uint32_t, std::string>;
-
-// Reads one table.
-class Reader {
- public:
-  Reader(const toml::table& table, std::string where, Faults& faults)
-      : table_(table), where_(std::move(where)), faults_(faults) {}
-
-  template <typename Value>
-  void operator()(const char* key, const char* /*meaning*/, Value& value) {
-    keys_.emplace_back(key);
-    if (const toml::node* node = table_.get(key); node != nullptr && !read(*node, value)) {
-      fault(*node, fmt::format("{} = {}: must be {}", key, toml_excerpt(*node), kind(value)));
-    }
-  }
-
-  void refuse_unknown() {
-    for (const auto& [key, node] : table_) {
-      const std::string name(key.str());
-      if (std::find(keys_.begin(), keys_.end(), name) != keys_.end()) continue;
-      faults_.emplace(key.source().begin.line,
-                      fmt::format("{}unknown key {}; the nearest is {}", where_, name, nearest(name, keys_)));
-    }
-  }
-
- private:
-  void fault(const toml::node& node, const std::string& reason) {
-    faults_.emplace(node.source().begin.line, where_ + reason);
-  }
-  static const char* kind(const std::string&) { return "a string"; }
-  static const char* kind(bool) { return "true or false"; }
-  static const char* kind(double) { return "a finite number"; }
-  static const char* kind(int) { return "a whole number of 32 bits"; }
-  static const char* kind(std::int64_t) { return "a whole number"; }
-
-  static bool read(const toml::node& node, std::string& value) { return take(node.value_exact<std::string>(), value); }
-  static bool read(const toml::node& node, bool& value) { return take(node.value_exact<bool>(), value); }
-  static bool read(const toml::node& node, std::int64_t& value) { return take(whole(node), value); }
-  static bool read(const toml::node& node, int& value) {
-    const auto number = whole(node);
-    return number && *number >= std::numeric_limits<int>::min() && *number <= std::numeric_limits<int>::max() &&
-           take(number, value);
-  }
-  static bool read(const toml::node& node, double& value) {
-    const auto number = node.is_integer() ? node.value<double>() : node.value_exact<double>();
-    return number && std::isfinite(*number) && take(number, value);
-  }
-  // Sizes may be written as 80e9.
-  static std::optional<std::int64_t> whole(const toml::node& node) {
-    if (const auto number = node.value_exact<std::int64_t>()) return number;
-    const auto number = node.value_exact<double>();
-    if (!number || std::floor(*number) != *number || std::abs(*number) > 9e15) return std::nullopt;
-    return static_cast<std::int64_t>(*number);
-  }
-  template <typename From, typename To>
-  static bool take(const std::optional<From>& from, To& to) {
-    if (from) to = static_cast<To>(*from);
-    return from.has_value();
-  }
-
-  const toml::table& table_;
-  std::string where_;
-  Faults& faults_;
-  std::vector<std::string> keys_;
-};
+using Faults = TomlFaults;
+using Reader = TomlReader;
 
 void read_levels(const toml::node& node, std::vector<ClusterLevel>& levels, Faults& faults) {
   const toml::array* array = node.as_array();

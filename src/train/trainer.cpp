@@ -346,7 +346,7 @@ TrainResult train(const RunConfig& run, const ModelConfig& model, const TrainEve
     if (context.rank == 0) result = mine;
   };
   const RankOptions options{
-      .deadline = run.deadline, .threads_per_rank = run.threads_per_rank, .on_failure = events.on_failure};
+      .deadline = run.deadline, .threads_per_rank = run.threads_per_rank, .gpu = fabric.gpu, .on_failure = events.on_failure};
   try {
     if (fabric.job == nullptr) {
       run_ranks(world, train_rank, options);

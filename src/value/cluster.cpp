@@ -60,6 +60,8 @@ void check_stack(const SoftwareStack& stack, const std::string& source, Problems
   check.fraction("attention-efficiency", stack.attention_efficiency);
   check.fraction("attention-backward-efficiency", stack.attention_backward_efficiency);
   check.fraction("causal-work", stack.causal_work);
+  check.not_negative("score-traffic", stack.score_traffic);
+  check.need(stack.misaligned_slowdown >= 1, "misaligned-slowdown", stack.misaligned_slowdown, "1 or above");
   check.fraction("memory-efficiency", stack.memory_efficiency);
   check.positive("row-traffic", stack.row_traffic);
   check.not_negative("launch-seconds", stack.launch_seconds);
@@ -67,7 +69,9 @@ void check_stack(const SoftwareStack& stack, const std::string& source, Problems
   check.share("contention", stack.contention);
   check.share("tp-overlap", stack.tp_overlap);
   check.share("dp-overlap", stack.dp_overlap);
+  check.share("cp-overlap", stack.cp_overlap);
   check.share("pp-overlap", stack.pp_overlap);
+  check.not_negative("bucket-bytes", stack.bucket_bytes);
   check.positive("gradient-bytes-sent", stack.gradient_bytes_sent);
   check.positive("parameter-bytes-sent", stack.parameter_bytes_sent);
   check.not_negative("optimizer-traffic", stack.optimizer_traffic);

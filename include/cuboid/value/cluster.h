@@ -53,16 +53,22 @@ struct SoftwareStack {
   double attention_efficiency = 0.5;           ///< fraction of peak of the attention kernel, forward
   double attention_backward_efficiency = 0.4;  ///< the same, backward
   double causal_work = 0.5;                    ///< share of the full square of scores that attention computes
-  double memory_efficiency = 0.8;              ///< fraction of the memory bandwidth that row and element kernels reach
-  double row_traffic = 1;                      ///< bytes these kernels move ÷ those of the traced, fused kernels
-  double launch_seconds = 5e-6;                ///< time between two kernels on the device
-  double host_seconds = 0;  ///< time in which the host issues a kernel; issuing may be what takes longest
-  double contention = 0;    ///< share of overlapped communication time by which computing is slowed
+  double score_traffic = 12;                   ///< without flash: times the scores are read or written, forward
+  bool selective_attention = false;  ///< selective recompute means attention's core; false: what Recompute says
+  double misaligned_slowdown = 1;    ///< of products with a dimension that is no multiple of 8 elements
+  double memory_efficiency = 0.8;    ///< fraction of the memory bandwidth that row and element kernels reach
+  double row_traffic = 1;            ///< bytes these kernels move ÷ those of the traced, fused kernels
+  double launch_seconds = 5e-6;      ///< time between two kernels on the device
+  double host_seconds = 0;           ///< time in which the host issues a kernel; issuing may be what takes longest
+  double contention = 0;             ///< share of overlapped communication time by which computing is slowed
 
   // Communication
   double tp_overlap = 0;           ///< share of tensor-parallel communication hidden behind matrix products
   double dp_overlap = 0.9;         ///< share of gradient reduction and parameter gathers that may hide behind computing
+  double cp_overlap = 0;           ///< share of context-parallel exchange of keys and values hidden behind attention
   double pp_overlap = 0;           ///< share of pipeline transfers hidden
+  bool scatter_gather = false;     ///< a stage boundary is sent in tp parts and gathered, not whole by every tp rank
+  double bucket_bytes = 0;         ///< gradients and parameters travel in messages of this size; 0: in one
   double gradient_bytes_sent = 4;  ///< bytes of a gradient element as it is reduced
   double parameter_bytes_sent = 2;  ///< bytes of a parameter element as it is gathered
 

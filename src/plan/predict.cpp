@@ -1,0 +1,403 @@
+#include "cuboid/plan/predict.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "cuboid/core/error.h"
+#include "cuboid/core/units.h"
+#include "cuboid/models/registry.h"
+#include "cuboid/parallel/pipeline/auto_schedule.h"
+#include "cuboid/parallel/pipeline/balance.h"
+#include "cuboid/parallel/pipeline/select.h"
+
+#include "stages.h"
+
+namespace cuboid {
+namespace {
+
+using plan::ActionCost;
+using plan::BlockPrice;
+using plan::ModelPrice;
+using Operation = TracedCommunication::Operation;
+
+std::size_t at(int i) {
+  return static_cast<std::size_t>(i);
+}
+
+TraceOptions trace_options(const RunConfig& run, const SoftwareStack& stack) {
+  TraceOptions options;
+  options.tp = run.grid.degree(Axis::tp);
+  options.ep = run.grid.degree(Axis::ep);
+  options.sequence_parallel = run.sequence_parallel;
+  options.recompute = run.recompute;
+  // Recomputing attention's core is not something a trace has: it is priced apart.
+  if (stack.selective_attention && run.recompute == Recompute::selective) options.recompute = Recompute::none;
+  options.micro_batch = run.micro_batch;
+  options.seq_len = run.seq_len / run.grid.degree(Axis::cp);
+  options.dtype = run.dtype;
+  options.reduce_dtype = run.reduce_dtype;
+  options.dropout = run.dropout;
+  return options;
+}
+
+const ActionCost& cost_of(const BlockPrice& stage, ActionKind kind) {
+  switch (kind) {
+    case ActionKind::forward:
+      return stage.forward;
+    case ActionKind::backward:
+      return stage.backward;
+    case ActionKind::input_gradient:
+      return stage.input_gradient;
+    default:
+      return stage.weight_gradient;
+  }
+}
+
+// One run on one cluster.
+class Step {
+ public:
+  Step(const Cluster& cluster, const ModelConfig& model, const RunConfig& run, const ModelTrace& trace,
+       const PredictOptions& options)
+      : cluster_(cluster),
+        stack_(cluster.stack),
+        model_(model),
+        run_(run),
+        trace_(trace),
+        options_(options),
+        data_(plan::place_data_groups(cluster, run.grid)),
+        price_(plan::price_model(cluster, run, model, trace)) {}
+
+  StepPrediction run() {
+    lay_out();
+    const Simulation simulation = simulate(schedule_, costs_);
+    time(simulation);
+    measure(simulation);
+    judge();
+    if (options_.spans) {
+      out_.schedule = std::move(schedule_);
+      out_.simulation = simulation;
+    }
+    return std::move(out_);
+  }
+
+ private:
+  const BlockPrice& layer(int i) const { return price_.layers[at(trace_.kind_of_layer(i))]; }
+
+  std::vector<double> block_times(bool split) const {
+    const auto time = [&](const BlockPrice& b) {
+      return b.forward.total() + (split ? b.input_gradient.total() + b.weight_gradient.total() : b.backward.total());
+    };
+    std::vector<double> times = {time(price_.embedding)};
+    for (int i = 0; i < model_.layers; ++i) times.push_back(time(layer(i)));
+    times.push_back(time(price_.head));
+    return times;
+  }
+
+  // Stages and schedule.
+  void lay_out() {
+    const bool searched = run_.schedule == kAutoSchedule;
+    bool split = false;
+    if (!searched) {
+      schedule_ = schedule_of(run_);
+      for (const Action& action : schedule_.rows.front()) split |= action.kind == ActionKind::weight_gradient;
+    }
+    const int stages = searched ? stages_of(run_) : schedule_.stages;
+    out_.stage_layers = run_.stage_layers.empty() ? balance_layers(block_times(split), stages) : run_.stage_layers;
+    make_stages();
+    if (searched) {
+      place_on_loop();
+      search();
+    } else {
+      rank_of_stage_ = schedule_.rank_of_stage();
+    }
+    add_transfers_and_overheads();
+    make_costs();
+  }
+
+  void make_stages() {
+    int next = 0;
+    for (const int count : out_.stage_layers) {
+      BlockPrice stage;
+      if (next == 0) stage += price_.embedding;
+      for (int i = 0; i < count; ++i) stage += layer(next++);
+      stages_.push_back(stage);
+    }
+    stages_.back() += price_.head;
+  }
+
+  void place_on_loop() {
+    for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
+      rank_of_stage_.push_back(static_cast<int>(stage) % run_.grid.degree(Axis::pp));
+    }
+  }
+
+  void search() {
+    make_costs();
+    AutoRequest request;
+    request.ranks = run_.grid.degree(Axis::pp);
+    request.micro_batches = run_.micro_batches();
+    request.virtual_stages = std::max(1, run_.virtual_stages);
+    request.costs = costs_;
+    if (run_.max_activations > 0) request.max_activations = run_.max_activations;
+    schedule_ = find_schedule(request).schedule;
+    rank_of_stage_ = schedule_.rank_of_stage();
+  }
+
+  double boundary_bytes() const {
+    const TracedBlock& block = trace_.layers.front();
+    const bool parts = stack_.scatter_gather && !run_.sequence_parallel;
+    return static_cast<double>(block.output_bytes) / (parts ? run_.grid.degree(Axis::tp) : 1);
+  }
+
+  // A stage waits for what comes from another rank, as far as that is not hidden.
+  void add_transfers_and_overheads() {
+    transfer_ = transfer_seconds(cluster_, run_.grid, boundary_bytes());
+    const double waiting = (1 - stack_.pp_overlap) * transfer_;
+    const int last = static_cast<int>(stages_.size()) - 1;
+    for (int s = 0; s <= last; ++s) {
+      BlockPrice& stage = stages_[at(s)];
+      for (ActionCost* cost : {&stage.forward, &stage.backward, &stage.input_gradient}) {
+        cost->compute += stack_.micro_batch_seconds / 2;
+      }
+      if (s > 0 && rank_of_stage_[at(s - 1)] != rank_of_stage_[at(s)]) stage.forward.pp += waiting;
+      if (s < last && rank_of_stage_[at(s + 1)] != rank_of_stage_[at(s)]) {
+        stage.backward.pp += waiting;
+        stage.input_gradient.pp += waiting;
+      }
+    }
+  }
+
+  void make_costs() {
+    costs_ = {};
+    costs_.stages.clear();
+    for (const BlockPrice& stage : stages_) {
+      costs_.stages.push_back({.forward = stage.forward.total(),
+                               .backward = stage.backward.total(),
+                               .input_gradient = stage.input_gradient.total(),
+                               .weight_gradient = stage.weight_gradient.total()});
+    }
+    costs_.transfer = stack_.pp_overlap * transfer_;
+  }
+
+  // Elements of the model on a pipeline rank; a tied output matrix beside its embedding is the same matrix.
+  struct Elements {
+    double dense = 0, expert = 0;
+  };
+  Elements elements(int rank) const {
+    Elements sum;
+    bool first = false;
+    bool last = false;
+    for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
+      if (rank_of_stage_[stage] != rank) continue;
+      sum.dense += stages_[stage].parameters;
+      sum.expert += stages_[stage].expert_parameters;
+      first |= stage == 0;
+      last |= stage + 1 == stages_.size();
+    }
+    if (model_.tied && first && last) sum.dense -= tied_elements();
+    return sum;
+  }
+  double tied_elements() const {
+    return static_cast<double>(model_.vocab * model_.hidden) / run_.grid.degree(Axis::tp);
+  }
+
+  double over_data(const Elements& e, Operation operation, double bytes) const {
+    return plan::data_seconds(cluster_, data_.dense, operation, e.dense * bytes) +
+           plan::data_seconds(cluster_, data_.expert, operation, e.expert * bytes);
+  }
+
+  // Seconds of a rank's reductions at the end of the step that its last backward does not hide.
+  double tail_reduction(int rank) const {
+    double seconds = 0;
+    if (run_.zero <= 1) {
+      const Operation operation = run_.zero == 0 ? Operation::all_reduce : Operation::reduce_scatter;
+      seconds = plan::exposed(cluster_, over_data(elements(rank), operation, stack_.gradient_bytes_sent),
+                              rank_seconds(rank, ActionKind::backward));
+    }
+    return seconds + tied_reduction(rank);
+  }
+
+  // The two uses of a tied embedding add their gradients across the pipeline.
+  double tied_reduction(int rank) const {
+    const int first = rank_of_stage_.front();
+    const int last = rank_of_stage_.back();
+    if (!model_.tied || first == last || (rank != first && rank != last)) return 0;
+    return 2 * transfer_seconds(cluster_, run_.grid, tied_elements() * stack_.gradient_bytes_sent);
+  }
+
+  // Of gathering the new parameters before the next step's first forward.
+  double gather(int rank) const {
+    if (run_.zero < 1 || run_.zero > 2) return 0;
+    return plan::exposed(cluster_, over_data(elements(rank), Operation::all_gather, stack_.parameter_bytes_sent),
+                         rank_seconds(rank, ActionKind::forward));
+  }
+
+  double rank_seconds(int rank, ActionKind kind) const {
+    double sum = 0;
+    for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
+      if (rank_of_stage_[stage] == rank) sum += cost_of(stages_[stage], kind).total();
+    }
+    return sum;
+  }
+
+  double shards(const GroupPlacement& group, int from_zero) const { return run_.zero >= from_zero ? group.ranks : 1; }
+
+  double sharded(const Elements& e, int from_zero) const {
+    return e.dense / shards(data_.dense, from_zero) + e.expert / shards(data_.expert, from_zero);
+  }
+
+  double optimizer_seconds(int rank) const {
+    return sharded(elements(rank), 1) * stack_.optimizer_traffic /
+           (cluster_.device.memory_bandwidth * stack_.memory_efficiency);
+  }
+
+  void time(const Simulation& simulation) {
+    const int ranks = schedule_.ranks();
+    double end = 0;
+    double gathers = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const double own = simulation.spans[at(rank)].empty() ? 0 : simulation.spans[at(rank)].back().end;
+      end = std::max(end, own + tail_reduction(rank) + optimizer_seconds(rank));
+      gathers = std::max(gathers, gather(rank));
+    }
+    const double nodes = std::max(1.0, static_cast<double>(run_.grid.world()) / cluster_.levels.front().size);
+    out_.step_seconds = (end + gathers + stack_.step_seconds) * (1 + stack_.jitter * std::log2(nodes));
+    const auto busiest = std::max_element(simulation.busy.begin(), simulation.busy.end());
+    attribute(static_cast<int>(busiest - simulation.busy.begin()), gathers);
+    rate();
+  }
+
+  void attribute(int rank, double gathers) {
+    SecondsByCause& seconds = out_.seconds;
+    for (const Action& action : schedule_.rows[at(rank)]) {
+      if (!computes(action.kind)) continue;
+      const ActionCost& cost = cost_of(stages_[at(action.stage)], action.kind);
+      seconds.compute += cost.compute;
+      seconds.tp_comm += cost.tp;
+      seconds.dp_comm += cost.dp;
+      seconds.pp_comm += cost.pp;
+    }
+    seconds.dp_comm += tail_reduction(rank) + gathers;
+    seconds.optimizer = optimizer_seconds(rank) + stack_.step_seconds;
+    seconds.bubble = std::max(0.0, out_.step_seconds - seconds.total());
+    out_.bubble_fraction = seconds.bubble / out_.step_seconds;
+  }
+
+  void rate() {
+    const double tokens = static_cast<double>(run_.global_batch) * run_.seq_len;
+    const double devices = run_.grid.world();
+    const double peak = cluster_.device.flops(run_.dtype);
+    out_.tokens_per_second_per_gpu = tokens / out_.step_seconds / devices;
+    out_.model_flops_per_gpu = flops_per_token(model_, run_.seq_len).training() * out_.tokens_per_second_per_gpu;
+    out_.mfu = out_.model_flops_per_gpu / peak;
+    double executed = 0;
+    for (const BlockPrice& stage : stages_) executed += stage.flops;
+    out_.hfu = executed * run_.micro_batches() / schedule_.ranks() / out_.step_seconds / peak;
+  }
+
+  void measure(const Simulation& simulation) {
+    for (int rank = 0; rank < schedule_.ranks(); ++rank) {
+      RankPrediction& prediction = out_.ranks.emplace_back();
+      prediction.busy = simulation.busy[at(rank)];
+      const Elements e = elements(rank);
+      MemoryByCause& memory = prediction.memory;
+      memory.parameters = sharded(e, 3) * stack_.parameter_bytes;
+      memory.gradients = sharded(e, 2) * stack_.gradient_bytes;
+      memory.optimizer = sharded(e, 1) * stack_.optimizer_bytes;
+      memory.communication = stack_.reserved_bytes + gathered_bytes();
+      memory.activations = peak_activations(simulation.spans[at(rank)], memory, prediction.timeline);
+      if (memory.total() > out_.ranks[at(out_.peak_rank)].memory.total()) out_.peak_rank = rank;
+    }
+  }
+
+  // ZeRO-3 holds two whole layers: one computes, the next is gathered.
+  double gathered_bytes() const {
+    if (run_.zero < 3) return 0;
+    double most = 0;
+    for (const BlockPrice& layer : price_.layers) most = std::max(most, layer.parameters + layer.expert_parameters);
+    return 2 * most * stack_.parameter_bytes;
+  }
+
+  double peak_activations(const std::vector<Span>& spans, const MemoryByCause& others,
+                          std::vector<MemoryPoint>& timeline) const {
+    const double base = others.total();
+    double held = 0;
+    double peak = 0;
+    for (const Span& span : spans) {
+      if (!computes(span.action.kind)) continue;
+      const plan::ActivationBytes& bytes = stages_[at(span.action.stage)].bytes;
+      const ActionKind kind = span.action.kind;
+      if (kind == ActionKind::forward) held += bytes.kept;
+      peak = std::max(peak, held + (kind == ActionKind::weight_gradient ? 0 : bytes.temporary));
+      if (kind == ActionKind::forward && options_.spans) timeline.push_back({span.begin, base + held});
+      if (kind == ActionKind::backward) held -= bytes.kept;
+      if (kind == ActionKind::input_gradient) held -= bytes.kept - bytes.kept_for_weights;
+      if (kind == ActionKind::weight_gradient) held -= bytes.kept_for_weights;
+      if (kind != ActionKind::forward && options_.spans) timeline.push_back({span.end, base + held});
+    }
+    return peak;
+  }
+
+  void judge() {
+    const double limit =
+        options_.memory_limit > 0 ? options_.memory_limit : static_cast<double>(cluster_.device.memory_bytes);
+    const double needed = out_.memory().total();
+    if (needed <= limit) return;
+    out_.feasible = false;
+    out_.reasons.push_back(fmt::format("pipeline rank {} needs {}; {} has {}", out_.peak_rank,
+                                       human_bytes(static_cast<std::uint64_t>(needed)), cluster_.device.name,
+                                       human_bytes(static_cast<std::uint64_t>(limit))));
+  }
+
+  const Cluster& cluster_;
+  const SoftwareStack& stack_;
+  const ModelConfig& model_;
+  const RunConfig& run_;
+  const ModelTrace& trace_;
+  const PredictOptions& options_;
+  plan::DataGroups data_;
+  ModelPrice price_;
+  Schedule schedule_;
+  std::vector<BlockPrice> stages_;
+  std::vector<int> rank_of_stage_;
+  PipelineCosts costs_;
+  double transfer_ = 0;
+  StepPrediction out_;
+};
+
+}  // namespace
+
+struct Predictor::Cached {
+  TraceOptions options;
+  ModelTrace trace;
+};
+
+Predictor::Predictor(ModelConfig model, Cluster cluster) : model_(std::move(model)), cluster_(std::move(cluster)) {}
+Predictor::~Predictor() = default;
+
+const ModelTrace& Predictor::trace(const RunConfig& run) {
+  TraceOptions options = trace_options(run, cluster_.stack);
+  options.cp = run.grid.degree(Axis::cp);
+  for (const auto& cached : traces_) {
+    if (cached->options == options) return cached->trace;
+  }
+  TraceOptions own = options;
+  own.cp = 1;
+  traces_.push_back(std::make_unique<Cached>(Cached{options, trace_model(model_, own)}));
+  plan::split_context(traces_.back()->trace, options.cp);
+  return traces_.back()->trace;
+}
+
+StepPrediction Predictor::predict(const RunConfig& run, const PredictOptions& options) {
+  return Step(cluster_, model_, run, trace(run), options).run();
+}
+
+void check_cluster(const Cluster& cluster, const RunConfig& run, Problems& problems) {
+  problems.add_if(run.grid.world() > cluster.devices(),
+                  fmt::format("the grid has {} ranks; the cluster {} has {} devices", run.grid.world(), cluster.name,
+                              cluster.devices()));
+}
+
+}  // namespace cuboid
