@@ -1,5 +1,6 @@
 // Attention in blocks of query rows, all heads at a time: the tile products are strided-batched matrix products, and what
 // lies between them is a kernel a row. No (T,T) matrix exists: the workspace is (B,H,block,T).
+#include <algorithm>
 #include <cmath>
 #include <type_traits>
 
@@ -13,13 +14,16 @@
 namespace cuboid::kernels::cuda {
 namespace {
 
-/// Bytes of scores that a block of query rows may take (of all heads), and its fewest rows.
+/// Bytes of scores that a block of query rows should take at most (of all heads), and the least and most rows of one:
+/// causality makes half of a block's own square useless.
 constexpr std::int64_t kScoreBytes = std::int64_t{256} << 20;
 constexpr std::int64_t kFewestRows = 64;
+constexpr std::int64_t kMostRows = 128;
 
 std::int64_t block_rows(const AttentionSizes& s) {
   const std::int64_t row_bytes = s.B * s.H * s.T * static_cast<std::int64_t>(sizeof(float));
-  return std::min(s.T, std::max(kFewestRows, kScoreBytes / row_bytes / kFewestRows * kFewestRows));
+  const std::int64_t fitting = kScoreBytes / row_bytes / kFewestRows * kFewestRows;
+  return std::min(s.T, std::clamp(fitting, kFewestRows, kMostRows));
 }
 
 /// True for a storage type that products are not accumulated in.
