@@ -57,6 +57,19 @@ inline std::int64_t elements_before_line(const Tensor& x) {
   return std::min(x.elements(), static_cast<std::int64_t>(bytes / size_of(x.dtype())));
 }
 
+/// Sizes of a fused projection whose q and k heads are normed one by one.
+struct NormedHeads {
+  std::int64_t rows, H, K, D;
+  std::int64_t normed() const { return H + K; }
+  std::int64_t stride() const { return (H + 2 * K) * D; }
+};
+inline NormedHeads normed_heads(const Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {
+  const std::int64_t all = heads + 2 * kv_heads;
+  CUBOID_CHECK(heads > 0 && kv_heads > 0 && row_length(qkv) % all == 0,
+               "rms_norm_heads: rows of " + std::to_string(row_length(qkv)) + " for " + std::to_string(all) + " heads");
+  return {row_count(qkv), heads, kv_heads, row_length(qkv) / all};
+}
+
 /// Checks what a counter can hold. @throws std::logic_error
 inline void check_dropout(const Dropout& mask) {
   CUBOID_CHECK(mask.p >= 0 && mask.p < 1, "dropout: p is " + std::to_string(mask.p));

@@ -70,8 +70,8 @@ void layer_norm(const Device& device, const Tensor& x, const Tensor& weight, con
   expect_like(y, x, "layer_norm: y");
   expect(mean, compute_type(x.dtype()), row_count(x), "layer_norm: mean");
   expect(rstd, compute_type(x.dtype()), row_count(x), "layer_norm: rstd");
-  run(device, {"layer_norm", {&x, &weight, &bias}, {&y, &mean, &rstd}}, cpu::layer_norm, cuda::layer_norm, x, weight, bias, eps, y, mean,
-      rstd);
+  run(device, {"layer_norm", {&x, &weight, &bias}, {&y, &mean, &rstd}}, cpu::layer_norm, cuda::layer_norm, x, weight,
+      bias, eps, y, mean, rstd);
 }
 
 void layer_norm_input_gradient(const Device& device, const Tensor& dy, const Tensor& x, const Tensor& weight,
@@ -82,8 +82,8 @@ void layer_norm_input_gradient(const Device& device, const Tensor& dy, const Ten
   expect(mean, compute_type(x.dtype()), row_count(x), "layer_norm_input_gradient: mean");
   expect(rstd, compute_type(x.dtype()), row_count(x), "layer_norm_input_gradient: rstd");
   expect_like(dx, x, "layer_norm_input_gradient: dx");
-  run(device, {"layer_norm_input_gradient", {&dy, &x, &weight, &mean, &rstd}, {&dx}}, cpu::layer_norm_input_gradient, cuda::layer_norm_input_gradient,
-      dy, x, weight, mean, rstd, dx);
+  run(device, {"layer_norm_input_gradient", {&dy, &x, &weight, &mean, &rstd}, {&dx}}, cpu::layer_norm_input_gradient,
+      cuda::layer_norm_input_gradient, dy, x, weight, mean, rstd, dx);
 }
 
 void layer_norm_weight_gradient(const Device& device, const Tensor& dy, const Tensor& x, const Tensor& mean,
@@ -114,8 +114,8 @@ void rms_norm_input_gradient(const Device& device, const Tensor& dy, const Tenso
   expect(weight, x.dtype(), row_length(x), "rms_norm_input_gradient: weight");
   expect(rstd, compute_type(x.dtype()), row_count(x), "rms_norm_input_gradient: rstd");
   expect_like(dx, x, "rms_norm_input_gradient: dx");
-  run(device, {"rms_norm_input_gradient", {&dy, &x, &weight, &rstd}, {&dx}}, cpu::rms_norm_input_gradient, cuda::rms_norm_input_gradient, dy, x,
-      weight, offset, rstd, dx);
+  run(device, {"rms_norm_input_gradient", {&dy, &x, &weight, &rstd}, {&dx}}, cpu::rms_norm_input_gradient,
+      cuda::rms_norm_input_gradient, dy, x, weight, offset, rstd, dx);
 }
 
 void rms_norm_weight_gradient(const Device& device, const Tensor& dy, const Tensor& x, const Tensor& rstd,
@@ -124,8 +124,49 @@ void rms_norm_weight_gradient(const Device& device, const Tensor& dy, const Tens
   expect_like(dy, x, "rms_norm_weight_gradient: dy");
   expect(rstd, compute_type(x.dtype()), row_count(x), "rms_norm_weight_gradient: rstd");
   expect(dweight, compute_type(x.dtype()), row_length(x), "rms_norm_weight_gradient: dweight");
-  run(device, {"rms_norm_weight_gradient", {&dy, &x, &rstd, &dweight}, {&dweight}}, cpu::rms_norm_weight_gradient, cuda::rms_norm_weight_gradient, dy,
-      x, rstd, dweight);
+  run(device, {"rms_norm_weight_gradient", {&dy, &x, &rstd, &dweight}, {&dweight}}, cpu::rms_norm_weight_gradient,
+      cuda::rms_norm_weight_gradient, dy, x, rstd, dweight);
+}
+
+void rms_norm_heads(const Device& device, const Tensor& qkv, const Tensor& q_weight, const Tensor& k_weight, double eps,
+                    std::int64_t heads, std::int64_t kv_heads, const Tensor& y, const Tensor& rstd) {
+  expect_floating(qkv, "rms_norm_heads: qkv");
+  const NormedHeads s = normed_heads(qkv, heads, kv_heads);
+  expect(rstd, compute_type(qkv.dtype()), s.normed() * s.rows, "rms_norm_heads: rstd");
+  expect(q_weight, qkv.dtype(), s.D, "rms_norm_heads: q_weight");
+  expect(k_weight, qkv.dtype(), s.D, "rms_norm_heads: k_weight");
+  expect_like(y, qkv, "rms_norm_heads: y");
+  run(device, {"rms_norm_heads", {&qkv, &q_weight, &k_weight}, {&y, &rstd}}, cpu::rms_norm_heads, cuda::rms_norm_heads,
+      qkv, q_weight, k_weight, eps, heads, kv_heads, y, rstd);
+}
+
+void rms_norm_heads_input_gradient(const Device& device, const Tensor& dy, const Tensor& qkv, const Tensor& q_weight,
+                                   const Tensor& k_weight, const Tensor& rstd, std::int64_t heads,
+                                   std::int64_t kv_heads, const Tensor& dqkv) {
+  expect_floating(qkv, "rms_norm_heads_input_gradient: qkv");
+  const NormedHeads s = normed_heads(qkv, heads, kv_heads);
+  expect(rstd, compute_type(qkv.dtype()), s.normed() * s.rows, "rms_norm_heads_input_gradient: rstd");
+  expect(q_weight, qkv.dtype(), s.D, "rms_norm_heads_input_gradient: q_weight");
+  expect(k_weight, qkv.dtype(), s.D, "rms_norm_heads_input_gradient: k_weight");
+  expect_like(dy, qkv, "rms_norm_heads_input_gradient: dy");
+  expect_like(dqkv, qkv, "rms_norm_heads_input_gradient: dqkv");
+  run(device, {"rms_norm_heads_input_gradient", {&dy, &qkv, &q_weight, &k_weight, &rstd}, {&dqkv}},
+      cpu::rms_norm_heads_input_gradient, cuda::rms_norm_heads_input_gradient, dy, qkv, q_weight, k_weight, rstd, heads,
+      kv_heads, dqkv);
+}
+
+void rms_norm_heads_weight_gradient(const Device& device, const Tensor& dy, const Tensor& qkv, const Tensor& rstd,
+                                    std::int64_t heads, std::int64_t kv_heads, const Tensor& dq_weight,
+                                    const Tensor& dk_weight) {
+  expect_floating(qkv, "rms_norm_heads_weight_gradient: qkv");
+  const NormedHeads s = normed_heads(qkv, heads, kv_heads);
+  expect(rstd, compute_type(qkv.dtype()), s.normed() * s.rows, "rms_norm_heads_weight_gradient: rstd");
+  expect_like(dy, qkv, "rms_norm_heads_weight_gradient: dy");
+  expect(dq_weight, compute_type(qkv.dtype()), s.D, "rms_norm_heads_weight_gradient: dq_weight");
+  expect(dk_weight, compute_type(qkv.dtype()), s.D, "rms_norm_heads_weight_gradient: dk_weight");
+  run(device, {"rms_norm_heads_weight_gradient", {&dy, &qkv, &rstd, &dq_weight, &dk_weight}, {&dq_weight, &dk_weight}},
+      cpu::rms_norm_heads_weight_gradient, cuda::rms_norm_heads_weight_gradient, dy, qkv, rstd, heads, kv_heads,
+      dq_weight, dk_weight);
 }
 
 // ---------------------------------------------------------------- elementwise
@@ -163,7 +204,8 @@ void swiglu(const Device& device, const Tensor& gate_up, const Tensor& y) {
 void swiglu_gradient(const Device& device, const Tensor& dy, const Tensor& gate_up, const Tensor& dgate_up) {
   expect_gated(gate_up, dy, "swiglu_gradient: dy");
   expect_like(dgate_up, gate_up, "swiglu_gradient: dgate_up");
-  run(device, {"swiglu_gradient", {&dy, &gate_up}, {&dgate_up}}, cpu::swiglu_gradient, cuda::swiglu_gradient, dy, gate_up, dgate_up);
+  run(device, {"swiglu_gradient", {&dy, &gate_up}, {&dgate_up}}, cpu::swiglu_gradient, cuda::swiglu_gradient, dy,
+      gate_up, dgate_up);
 }
 
 void geglu(const Device& device, const Tensor& gate_up, const Tensor& y) {
@@ -174,7 +216,8 @@ void geglu(const Device& device, const Tensor& gate_up, const Tensor& y) {
 void geglu_gradient(const Device& device, const Tensor& dy, const Tensor& gate_up, const Tensor& dgate_up) {
   expect_gated(gate_up, dy, "geglu_gradient: dy");
   expect_like(dgate_up, gate_up, "geglu_gradient: dgate_up");
-  run(device, {"geglu_gradient", {&dy, &gate_up}, {&dgate_up}}, cpu::geglu_gradient, cuda::geglu_gradient, dy, gate_up, dgate_up);
+  run(device, {"geglu_gradient", {&dy, &gate_up}, {&dgate_up}}, cpu::geglu_gradient, cuda::geglu_gradient, dy, gate_up,
+      dgate_up);
 }
 
 void add(const Device& device, const Tensor& a, const Tensor& b, const Tensor& c) {
@@ -195,7 +238,9 @@ void convert(const Device& device, const float* numbers, const Tensor& out) {
   expect_floating(out, "convert: out");
   if (out.elements() == 0) return;
   // Overloads have no single address to pass on.
-  run(device, {"convert", {}, {&out}}, [&](const Device& d) { cpu::convert(d, numbers, out); }, [&](const Device& d) { cuda::convert(d, numbers, out); });
+  run(
+      device, {"convert", {}, {&out}}, [&](const Device& d) { cpu::convert(d, numbers, out); },
+      [&](const Device& d) { cuda::convert(d, numbers, out); });
 }
 
 void convert(const Device& device, const Tensor& from, const Tensor& to) {
@@ -203,7 +248,9 @@ void convert(const Device& device, const Tensor& from, const Tensor& to) {
   if (from.dtype() == to.dtype()) return device.copy(from, to);
   expect_floating(from, "convert: from");
   if (from.dtype() != DType::float32) expect(to, DType::float32, from.elements(), "convert: to");
-  run(device, {"convert", {&from}, {&to}}, [&](const Device& d) { cpu::convert(d, from, to); }, [&](const Device& d) { cuda::convert(d, from, to); });
+  run(
+      device, {"convert", {&from}, {&to}}, [&](const Device& d) { cpu::convert(d, from, to); },
+      [&](const Device& d) { cuda::convert(d, from, to); });
 }
 
 void scale(const Device& device, const Tensor& t, double factor) {
@@ -240,7 +287,7 @@ void expect_heads(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const
   expect_floating(qkv, "split_heads: qkv");
   CUBOID_CHECK(q.defined() && q.shape().rank() == 4 && k.defined() && k.shape().rank() == 4,
                "split_heads: q (B,H,T,D) and k (B,K,T,D) are expected");
-  const AttentionSizes s = attention_sizes(q, k);
+  const AttentionSizes s = attention_sizes(q, k, 0);
   expect_shape(k, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "split_heads: k");
   expect_shape(v, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "split_heads: v");
   expect_shape(qkv, q.dtype(), Shape{s.T, s.B, (s.H + 2 * s.K) * s.D}, "split_heads: qkv");
@@ -253,11 +300,12 @@ void expect_heads(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const
 }
 
 void expect_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& log_sum,
-                      const Dropout& mask) {
+                      const Dropout& mask, std::int64_t window) {
   expect_floating(q, "attention: q");
+  CUBOID_CHECK(window >= 0, "attention: a window of " + std::to_string(window));
   CUBOID_CHECK(q.defined() && q.shape().rank() == 4 && k.defined() && k.shape().rank() == 4,
                "attention: q (B,H,T,D) and k (B,K,T,D) are expected");
-  const AttentionSizes s = attention_sizes(q, k);
+  const AttentionSizes s = attention_sizes(q, k, 0);
   expect_shape(k, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "attention: k");
   expect_shape(v, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "attention: v");
   expect(out, q.dtype(), s.T * s.B * s.H * s.D, "attention: out");
@@ -273,45 +321,46 @@ void expect_attention(const Tensor& q, const Tensor& k, const Tensor& v, const T
 void split_heads(const Device& device, const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& q,
                  const Tensor& k, const Tensor& v) {
   expect_heads(qkv, cos, sin, q, k, v);
-  run(device, {"split_heads", {&qkv, &cos, &sin}, {&q, &k, &v}}, cpu::split_heads, cuda::split_heads, qkv, cos, sin, q, k, v);
+  run(device, {"split_heads", {&qkv, &cos, &sin}, {&q, &k, &v}}, cpu::split_heads, cuda::split_heads, qkv, cos, sin, q,
+      k, v);
 }
 
 void split_heads_gradient(const Device& device, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,
                           const Tensor& sin, const Tensor& dqkv) {
   expect_heads(dqkv, cos, sin, dq, dk, dv);
-  run(device, {"split_heads_gradient", {&dq, &dk, &dv, &cos, &sin}, {&dqkv}}, cpu::split_heads_gradient, cuda::split_heads_gradient, dq, dk, dv,
-      cos, sin, dqkv);
+  run(device, {"split_heads_gradient", {&dq, &dk, &dv, &cos, &sin}, {&dqkv}}, cpu::split_heads_gradient,
+      cuda::split_heads_gradient, dq, dk, dv, cos, sin, dqkv);
 }
 
 void attention(const Device& device, const Tensor& q, const Tensor& k, const Tensor& v, const Dropout& mask,
-               const Tensor& out, const Tensor& log_sum) {
-  expect_attention(q, k, v, out, log_sum, mask);
+               const Tensor& out, const Tensor& log_sum, std::int64_t window) {
+  expect_attention(q, k, v, out, log_sum, mask, window);
   switch (device.kind()) {
     case DeviceKind::cpu:
-      return cpu::attention(device, q, k, v, mask, out, log_sum);
+      return cpu::attention(device, q, k, v, mask, out, log_sum, window);
     case DeviceKind::cuda:
-      return cuda::attention(device, q, k, v, mask, out, log_sum);
+      return cuda::attention(device, q, k, v, mask, out, log_sum, window);
     case DeviceKind::meta:
-      return meta::attention(device, {"attention", {&q, &k, &v}, {&out, &log_sum}}, q, k, false);
+      return meta::attention(device, {"attention", {&q, &k, &v}, {&out, &log_sum}}, q, k, window, false);
   }
 }
 
 void attention_gradient(const Device& device, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& out, const Tensor& log_sum, const Dropout& mask, const Tensor& dq,
-                        const Tensor& dk, const Tensor& dv) {
-  expect_attention(q, k, v, out, log_sum, mask);
+                        const Tensor& dk, const Tensor& dv, std::int64_t window) {
+  expect_attention(q, k, v, out, log_sum, mask, window);
   expect_like(dout, out, "attention_gradient: dout");
   expect_shape(dq, q.dtype(), q.shape(), "attention_gradient: dq");
   expect_shape(dk, q.dtype(), k.shape(), "attention_gradient: dk");
   expect_shape(dv, q.dtype(), v.shape(), "attention_gradient: dv");
   switch (device.kind()) {
     case DeviceKind::cpu:
-      return cpu::attention_gradient(device, dout, q, k, v, out, log_sum, mask, dq, dk, dv);
+      return cpu::attention_gradient(device, dout, q, k, v, out, log_sum, mask, dq, dk, dv, window);
     case DeviceKind::cuda:
-      return cuda::attention_gradient(device, dout, q, k, v, out, log_sum, mask, dq, dk, dv);
+      return cuda::attention_gradient(device, dout, q, k, v, out, log_sum, mask, dq, dk, dv, window);
     case DeviceKind::meta:
       return meta::attention(device, {"attention_gradient", {&dout, &q, &k, &v, &out, &log_sum}, {&dq, &dk, &dv}}, q, k,
-                             true);
+                             window, true);
   }
 }
 
@@ -350,8 +399,8 @@ void embedding_gradient(const Device& device, const Tensor& tokens, const Tensor
                         const Tensor& dtable) {
   expect_table(dy, dtable, compute_type(dy.dtype()), "embedding_gradient");
   expect(tokens, DType::int32, row_count(dy), "embedding_gradient: tokens");
-  run(device, {"embedding_gradient", {&dy, &tokens, &dy}, {&dy}}, cpu::embedding_gradient, cuda::embedding_gradient, tokens, dy, first_row,
-      dtable);
+  run(device, {"embedding_gradient", {&dy, &tokens, &dy}, {&dy}}, cpu::embedding_gradient, cuda::embedding_gradient,
+      tokens, dy, first_row, dtable);
 }
 
 void add_positions(const Device& device, const Tensor& x, const Tensor& table, std::int64_t first_position) {
@@ -363,8 +412,8 @@ void add_positions(const Device& device, const Tensor& x, const Tensor& table, s
 void add_positions_gradient(const Device& device, const Tensor& dy, std::int64_t first_position, const Tensor& dtable) {
   expect_positions(dy, dtable, compute_type(dy.dtype()), first_position, "add_positions_gradient");
   const Tensor rows = dtable.narrow(first_position, dy.dim(0));
-  run(device, {"add_positions_gradient", {&dy, &rows}, {&rows}}, cpu::add_positions_gradient, cuda::add_positions_gradient, dy, first_position,
-      dtable);
+  run(device, {"add_positions_gradient", {&dy, &rows}, {&rows}}, cpu::add_positions_gradient,
+      cuda::add_positions_gradient, dy, first_position, dtable);
 }
 
 // ---------------------------------------------------------------- cross-entropy
@@ -379,15 +428,16 @@ void cross_entropy_statistics(const Device& device, const Tensor& logits, const 
   expect(row_sum, logits.dtype(), rows, "cross_entropy_statistics: row_sum");
   expect(target_logit, logits.dtype(), rows, "cross_entropy_statistics: target_logit");
   run(device, {"cross_entropy_statistics", {&logits, &targets}, {&row_max, &row_sum, &target_logit}},
-      cpu::cross_entropy_statistics, cuda::cross_entropy_statistics, logits, targets, first_row, row_max, row_sum, target_logit);
+      cpu::cross_entropy_statistics, cuda::cross_entropy_statistics, logits, targets, first_row, row_max, row_sum,
+      target_logit);
 }
 
 void rescale_sum(const Device& device, const Tensor& local_max, const Tensor& global_max, const Tensor& row_sum) {
   expect_real(local_max, "rescale_sum: local_max");
   expect_like(global_max, local_max, "rescale_sum: global_max");
   expect_like(row_sum, local_max, "rescale_sum: row_sum");
-  run(device, {"rescale_sum", {&local_max, &global_max, &row_sum}, {&row_sum}}, cpu::rescale_sum, cuda::rescale_sum, local_max, global_max,
-      row_sum);
+  run(device, {"rescale_sum", {&local_max, &global_max, &row_sum}, {&row_sum}}, cpu::rescale_sum, cuda::rescale_sum,
+      local_max, global_max, row_sum);
 }
 
 void cross_entropy_loss(const Device& device, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,
@@ -400,8 +450,8 @@ void cross_entropy_loss(const Device& device, const Tensor& row_max, const Tenso
   CUBOID_CHECK(
       losses.defined() && losses.dtype() == DType::float64 && losses.elements() > 0 && rows % losses.elements() == 0,
       "cross_entropy_loss: losses are not float64, or do not divide " + std::to_string(rows) + " rows");
-  run(device, {"cross_entropy_loss", {&row_max, &row_sum, &target_logit, &targets}, {&losses}}, cpu::cross_entropy_loss, cuda::cross_entropy_loss,
-      row_max, row_sum, target_logit, targets, losses);
+  run(device, {"cross_entropy_loss", {&row_max, &row_sum, &target_logit, &targets}, {&losses}}, cpu::cross_entropy_loss,
+      cuda::cross_entropy_loss, row_max, row_sum, target_logit, targets, losses);
 }
 
 void cross_entropy_gradient(const Device& device, const Tensor& logits, const Tensor& targets, std::int64_t first_row,
@@ -415,7 +465,8 @@ void cross_entropy_gradient(const Device& device, const Tensor& logits, const Te
       dlogits.defined() && dlogits.elements() == logits.elements() && compute_type(dlogits.dtype()) == logits.dtype(),
       "cross_entropy_gradient: dlogits differs from logits in size or computes in another type");
   run(device, {"cross_entropy_gradient", {&logits, &targets, &row_max, &row_sum}, {&dlogits}},
-      cpu::cross_entropy_gradient, cuda::cross_entropy_gradient, logits, targets, first_row, row_max, row_sum, factor, dlogits);
+      cpu::cross_entropy_gradient, cuda::cross_entropy_gradient, logits, targets, first_row, row_max, row_sum, factor,
+      dlogits);
 }
 
 // ---------------------------------------------------------------- optimizer
@@ -432,14 +483,16 @@ void adamw(const Device& device, const AdamW& options, const Tensor& gradient, c
   expect_like(gradient, weight, "adamw: gradient");
   expect_like(m, weight, "adamw: m");
   expect_like(v, weight, "adamw: v");
-  run(device, {"adamw", {&gradient, &weight, &m, &v}, {&weight, &m, &v}}, cpu::adamw, cuda::adamw, options, gradient, weight, m, v);
+  run(device, {"adamw", {&gradient, &weight, &m, &v}, {&weight, &m, &v}}, cpu::adamw, cuda::adamw, options, gradient,
+      weight, m, v);
 }
 
 void sgd(const Device& device, double lr, double weight_decay, double gradient_scale, const Tensor& gradient,
          const Tensor& weight) {
   expect_real(weight, "sgd: weight");
   expect_like(gradient, weight, "sgd: gradient");
-  run(device, {"sgd", {&gradient, &weight}, {&weight}}, cpu::sgd, cuda::sgd, lr, weight_decay, gradient_scale, gradient, weight);
+  run(device, {"sgd", {&gradient, &weight}, {&weight}}, cpu::sgd, cuda::sgd, lr, weight_decay, gradient_scale, gradient,
+      weight);
 }
 
 }  // namespace cuboid::kernels

@@ -69,6 +69,10 @@ std::vector<HfTensor> Decoder::hugging_face_tensors(const ModelConfig& c) const 
       add(projection + ".weight", "attention.qkv.weight", piece);
       if (c.attention_bias) add(projection + ".bias", "attention.qkv.bias", piece);
     }
+    if (c.qk_norm) {
+      add("self_attn.q_norm.weight", "attention.q_norm.weight");
+      add("self_attn.k_norm.weight", "attention.k_norm.weight");
+    }
     add("self_attn.o_proj.weight", "attention.output.weight");
     if (c.attention_output_bias) add("self_attn.o_proj.bias", "attention.output.bias");
     add("post_attention_layernorm.weight", "mlp_norm.weight");

@@ -9,7 +9,9 @@ namespace cuboid {
 
 std::unique_ptr<Model> make_gpt2();
 std::unique_ptr<Model> make_llama();
+std::unique_ptr<Model> make_mistral();
 std::unique_ptr<Model> make_qwen2();
+std::unique_ptr<Model> make_qwen3();
 std::unique_ptr<Model> make_gemma();
 
 }  // namespace cuboid

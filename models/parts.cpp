@@ -51,6 +51,12 @@ void add_attention(std::vector<ParameterInfo>& rows, const ModelConfig& config, 
     rows.push_back(split(vector_parameter(layer_name(layer, "attention.qkv.bias"), width, block, Initializer::zeros), 0,
                          qkv_pieces(config)));
   }
+  if (config.qk_norm) {
+    for (const char* name : {"attention.q_norm.weight", "attention.k_norm.weight"}) {
+      rows.push_back(vector_parameter(layer_name(layer, name), config.head_dim, block, Initializer::ones));
+      rows.back().partial = true;  // one weight for all heads, of which a tensor rank sees its own
+    }
+  }
   rows.push_back(split(matrix(layer_name(layer, "attention.output.weight"), config.hidden,
                               config.heads * config.head_dim, block, output_std),
                        1, {{.units = config.heads, .unit = config.head_dim}}));
@@ -64,8 +70,12 @@ Var self_attention(Forward& f, int layer, const Var& x, const ops::RopeTables& r
   Var qkv =
       column_linear(f.tape, f.tp, x, f.layer(layer, "attention.qkv.weight"),
                     f.config.attention_bias ? &f.layer(layer, "attention.qkv.bias") : nullptr);  // (T,B,(H+2K)*D/tp)
-  Var context = ops::attention(f.tape, qkv, {f.local_heads(), f.local_kv_heads(), f.config.head_dim}, rope.cos,
-                               rope.sin, f.attention_dropout(layer + 1));  // (T,B,H*D/tp)
+  const ops::AttentionShape shape{f.local_heads(), f.local_kv_heads(), f.config.head_dim, f.config.window_of(layer)};
+  if (f.config.qk_norm) {
+    qkv = ops::rms_norm_heads(f.tape, qkv, shape, f.layer(layer, "attention.q_norm.weight"),
+                              f.layer(layer, "attention.k_norm.weight"), f.config.norm_eps);
+  }
+  Var context = ops::attention(f.tape, qkv, shape, rope.cos, rope.sin, f.attention_dropout(layer + 1));  // (T,B,H*D/tp)
   qkv = Var();  // q, k and v live on inside the operation; the fused copy is not needed any more
   return row_linear(f.tape, f.tp, context, f.layer(layer, "attention.output.weight"),
                     f.config.attention_output_bias ? &f.layer(layer, "attention.output.bias") : nullptr);  // (T,B,C)

@@ -16,7 +16,8 @@ ParameterInfo split(ParameterInfo parameter, int dim, std::vector<Piece> pieces)
 
 /// q, k, v pieces of a fused attention projection.
 std::vector<Piece> qkv_pieces(const ModelConfig& config);
-/// Weight (and bias) of attention: "qkv" cut by heads, "output" cut by its input heads.
+/// Weight (and bias) of attention: "qkv" cut by heads, "output" cut by its input heads; norms of q and k heads if the
+/// config has them.
 void add_attention(std::vector<ParameterInfo>& rows, const ModelConfig& config, int layer, double output_std);
 /// Rows of the vocabulary: as even as they go, never padded.
 Piece vocabulary_piece(const ModelConfig& config);

@@ -1,16 +1,20 @@
 #include "cuboid/models/registry.h"
 
+#include <algorithm>
+
 #include "families.h"
 
 namespace cuboid {
 namespace {
 
-const std::vector<std::unique_ptr<Model>>& models() {
-  static const auto instance = [] {
+std::vector<std::unique_ptr<Model>>& models() {
+  static auto instance = [] {
     std::vector<std::unique_ptr<Model>> made;
     made.push_back(make_gpt2());
     made.push_back(make_llama());
+    made.push_back(make_mistral());
     made.push_back(make_qwen2());
+    made.push_back(make_qwen3());
     made.push_back(make_gemma());
     return made;
   }();
@@ -26,8 +30,12 @@ std::int64_t matrix_weights(const ParameterTable& table, int block) {
   return sum;
 }
 
-double attention_flops(const ModelConfig& c, std::int64_t seq_len) {
-  return 2.0 * static_cast<double>(seq_len) * static_cast<double>(c.heads * c.head_dim);
+// Of a layer, per token.
+double attention_flops(const ModelConfig& c, std::int64_t seq_len, std::int64_t layer) {
+  const std::int64_t window = c.window_of(layer) > 0 ? std::min(c.window_of(layer), seq_len) : seq_len;
+  const auto w = static_cast<double>(window);
+  const double seen = w - w * w / (2.0 * static_cast<double>(seq_len));
+  return 4.0 * seen * static_cast<double>(c.heads * c.head_dim);
 }
 
 }  // namespace
@@ -39,6 +47,16 @@ const Model& model_of(const ModelConfig& config) {
   std::string known;
   for (const auto& family : model_families()) known += (known.empty() ? "" : ", ") + family;
   throw Error(ErrorKind::request, "model family '" + config.family + "' is unknown; known are " + known);
+}
+
+void register_model(std::unique_ptr<Model> model, ConfigFamily configuration) {
+  const std::string family = model->family();
+  CUBOID_CHECK(configuration.type == family,
+               "model family " + family + " with configurations of " + configuration.type);
+  const auto names = model_families();
+  CUBOID_CHECK(std::find(names.begin(), names.end(), family) == names.end(), "model family " + family + " twice");
+  register_config_family(std::move(configuration));
+  models().push_back(std::move(model));
 }
 
 std::vector<std::string> model_families() {
@@ -57,7 +75,7 @@ FlopsPerToken flops_per_token(const ModelConfig& config, std::int64_t seq_len) {
   for (int block = 1; block <= config.layers + 1; ++block) {
     flops.parameters += 2.0 * static_cast<double>(matrix_weights(table, block));
   }
-  flops.attention = static_cast<double>(config.layers) * attention_flops(config, seq_len);
+  for (std::int64_t i = 0; i < config.layers; ++i) flops.attention += attention_flops(config, seq_len, i);
   return flops;
 }
 
@@ -73,7 +91,7 @@ std::vector<double> block_costs(const ModelConfig& config, std::int64_t seq_len)
     if (block == config.layers + 1) {
       cost += kFlopsPerElement / 4 * static_cast<double>(config.vocab);
     } else if (block > 0) {
-      cost += attention_flops(config, seq_len);
+      cost += attention_flops(config, seq_len, block - 1);
     }
     costs.push_back(cost);
   }

@@ -137,7 +137,7 @@ TensorPartialGradients::TensorPartialGradients(const Device& device, const Param
     for_pieces(info, tensor.rank(), tensor.size(), [&](int piece, std::int64_t begin, std::int64_t count) {
       Communicator* comm = nullptr;
       if (info.split_dim < 0) {
-        if (sequence_parallel) comm = &tensor;
+        if (sequence_parallel || info.partial) comm = &tensor;
       } else if (const int copies = replicas(info.pieces[static_cast<std::size_t>(piece)], tensor.size()); copies > 1) {
         comm = sharing_.at(copies).get();
       }

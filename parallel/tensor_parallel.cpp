@@ -136,9 +136,9 @@ struct ChunkedLoss {
     return std::clamp(fitting, std::min(kLeast, targets.dim(0)), targets.dim(0));
   }
 
-  // f(first row, rows, logits (rows,V/tp)) for each chunk of h (N,C).
+  // f(first row, rows, logits (rows,V/tp)) for each chunk of h (N,C). `phase`: what computing the logits is part of.
   template <typename F>
-  void for_chunks(const Tensor& h, F&& visit) const {
+  void for_chunks(const Tensor& h, TracedPhase phase, F&& visit) const {
     const std::int64_t n = targets.dim(0);
     const std::int64_t columns = h.elements() / n;
     const Tensor rows_of_h = h.reshape({n, columns});
@@ -146,12 +146,16 @@ struct ChunkedLoss {
       const std::int64_t rows = std::min(chunk_rows(), n - begin);
       const Tensor part = rows_of_h.narrow(begin, rows);
       const Tensor logits = device.empty({rows, weight->value.dim(0)}, statistics.dtype(), Category::workspace);
-      kernels::matmul(device, part, weight->value, logits, {.transpose_b = true});
+      {
+        const PhaseScope scope(device, phase);
+        kernels::matmul(device, part, weight->value, logits, {.transpose_b = true});
+      }
       visit(begin, part, logits);
     }
   }
 
   void find_statistics(std::int64_t begin, const Tensor& logits) const {
+    const PhaseScope scope(device, TracedPhase::forward);
     const std::int64_t rows = logits.dim(0);
     const Tensor row_max = statistic(0, begin, rows);
     // Sum and target logit of the chunk side by side: one reduction for both.
@@ -187,6 +191,7 @@ struct ChunkedLoss {
   }
 
   void add_weight_gradient(const Tensor& dlogits, const Tensor& part) const {
+    const PhaseScope scope(device, TracedPhase::weight_gradient);
     kernels::matmul(device, dlogits, part, weight->gradient, {.transpose_a = true, .accumulate = true});
   }
 
@@ -194,10 +199,11 @@ struct ChunkedLoss {
 
   // Loss and gradient of h; with `weights` also the weight gradient, at one go.
   Tensor input_gradient(const Tensor& h, bool weights) const {
+    const PhaseScope scope(device, TracedPhase::input_gradient);
     const bool partial = tp.size() > 1;
     const Tensor dh = device.empty(h.shape(), partial ? tp.partial_type(h.dtype()) : h.dtype());
     const Tensor rows = dh.reshape({h.shape().rows(), h.shape()[-1]});
-    for_chunks(h, [&](std::int64_t begin, const Tensor& part, const Tensor& logits) {
+    for_chunks(h, TracedPhase::forward, [&](std::int64_t begin, const Tensor& part, const Tensor& logits) {
       find_statistics(begin, logits);
       const Tensor dlogits = differentiate(begin, logits);
       kernels::matmul(device, dlogits, weight->value, rows.narrow(begin, logits.dim(0)));
@@ -208,7 +214,7 @@ struct ChunkedLoss {
 
   // The weight gradient alone. @pre input_gradient has found the statistics
   void weight_gradient(const Tensor& h) const {
-    for_chunks(h, [&](std::int64_t begin, const Tensor& part, const Tensor& logits) {
+    for_chunks(h, TracedPhase::recompute, [&](std::int64_t begin, const Tensor& part, const Tensor& logits) {
       add_weight_gradient(differentiate(begin, logits), part);
     });
   }
@@ -226,9 +232,9 @@ Loss vocabulary_parallel_linear_cross_entropy(Tape& tape, const TensorParallel& 
   Loss loss;
   loss.per_sequence = device.empty({targets.dim(1)}, DType::float64);
   if (!tape.recording()) {
-    parts.for_chunks(parts.whole(h.value()), [&](std::int64_t begin, const Tensor&, const Tensor& logits) {
-      parts.find_statistics(begin, logits);
-    });
+    parts.for_chunks(
+        parts.whole(h.value()), TracedPhase::forward,
+        [&](std::int64_t begin, const Tensor&, const Tensor& logits) { parts.find_statistics(begin, logits); });
     parts.sum_losses(loss.per_sequence);
     return loss;
   }

@@ -21,11 +21,15 @@ struct DropoutRow {
   }
 };
 
-/// f(i, factor) for the columns i of a row (n), factor being 0 or kept_scale.
+/// Columns that one block of words serves.
+inline constexpr std::int64_t kDropoutColumns = 4;
+
+/// f(i, factor) for the columns i of a row (n), factor being 0 or kept_scale. Column 0 is column 4·first_block of the
+/// whole row.
 template <typename Lanes, typename T, typename F>
-CUBOID_HD void dropout_row(Lanes lanes, std::int64_t n, const DropoutRow<T>& row, F f) {
+CUBOID_HD void dropout_row(Lanes lanes, std::int64_t n, const DropoutRow<T>& row, F f, std::int64_t first_block = 0) {
   lanes.each_word(
-      n, [=](std::int64_t block) { return row.words(block); },
+      n, [=](std::int64_t block) { return row.words(first_block + block); },
       [=](std::int64_t i, std::uint32_t word) { f(i, row.factor(word)); });
 }
 

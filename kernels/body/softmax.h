@@ -13,45 +13,60 @@ struct SoftmaxSum {
   T sum;  ///< Σ exp(scale·s - max) over them
 };
 
-/// s (width) becomes exp(scale·s - max) in the `visible` first columns and zero behind them. @pre scale > 0
+/// The columns [begin, end) of a row of scores that its query sees. @pre begin < end
+struct Visible {
+  std::int64_t begin, end;
+};
+
+/// Zeros in the columns of a row (width) that are not visible.
 template <typename Lanes, typename T>
-CUBOID_HD SoftmaxSum<T> softmax_row(Lanes lanes, std::int64_t visible, std::int64_t width, T scale, T* s) {
-  const T max = scale * lanes.template max<T>(visible, [=](std::int64_t i) { return s[i]; });
-  const T sum = lanes.template sum<T>(visible, [=](std::int64_t i) {
-    const T e = exp(scale * s[i] - max);
-    s[i] = e;
+CUBOID_HD void hide_row(Lanes lanes, Visible visible, std::int64_t width, T* row) {
+  lanes.each(visible.begin, [=](std::int64_t i) { row[i] = T{}; });
+  lanes.each(width - visible.end, [=](std::int64_t i) { row[visible.end + i] = T{}; });
+}
+
+/// s (width) becomes exp(scale·s - max) in the visible columns and zero in the others. @pre scale > 0
+template <typename Lanes, typename T>
+CUBOID_HD SoftmaxSum<T> softmax_row(Lanes lanes, Visible visible, std::int64_t width, T scale, T* s) {
+  const std::int64_t count = visible.end - visible.begin;
+  T* seen = s + visible.begin;
+  const T max = scale * lanes.template max<T>(count, [=](std::int64_t i) { return seen[i]; });
+  const T sum = lanes.template sum<T>(count, [=](std::int64_t i) {
+    const T e = exp(scale * seen[i] - max);
+    seen[i] = e;
     return e;
   });
-  lanes.each(width - visible, [=](std::int64_t i) { s[visible + i] = T{0}; });
+  hide_row(lanes, visible, width, s);
   return {max, sum};
 }
 
 /// From scores s and dp = dout·vᵀ (both width) of one query: ds becomes the gradient of the products q·k,
 /// scale·p·(dp·m - delta), and `dropped` the dropped-out probabilities p·m, with p = exp(scale·s - log_sum),
-/// delta = dout·out and the dropout factors m (`mask` null: ones). s is overwritten; dropped may be s and ds may be dp.
+/// delta = dout·out and the dropout factors m (`mask` null: ones; first_block: as in dropout_row). s is overwritten;
+/// dropped may be s and ds may be dp.
 template <typename Lanes, typename T>
-CUBOID_HD void softmax_gradient_row(Lanes lanes, std::int64_t visible, std::int64_t width, Real<T> scale,
-                                    Real<T> log_sum, Real<T> delta, const DropoutRow<Real<T>>* mask, Real<T>* s,
-                                    const Real<T>* dp, T* dropped, T* ds) {
+CUBOID_HD void softmax_gradient_row(Lanes lanes, Visible visible, std::int64_t width, Real<T> scale, Real<T> log_sum,
+                                    Real<T> delta, const DropoutRow<Real<T>>* mask, std::int64_t first_block,
+                                    Real<T>* s, const Real<T>* dp, T* dropped, T* ds) {
   using R = Real<T>;
   if (mask == nullptr) {
-    lanes.each(visible, [=](std::int64_t i) {
+    lanes.each(visible.end - visible.begin, [=](std::int64_t j) {
+      const std::int64_t i = visible.begin + j;
       const R p = exp(scale * s[i] - log_sum);
       dropped[i] = static_cast<T>(p);
       ds[i] = static_cast<T>(scale * p * (dp[i] - delta));
     });
   } else {
-    lanes.each(visible, [=](std::int64_t i) { s[i] = exp(scale * s[i] - log_sum); });
-    dropout_row(lanes, visible, *mask, [=](std::int64_t i, R m) {
+    lanes.each(visible.end, [=](std::int64_t i) { s[i] = exp(scale * s[i] - log_sum); });
+    const auto apply = [=](std::int64_t i, R m) {
       const R p = s[i];
       dropped[i] = static_cast<T>(p * m);
       ds[i] = static_cast<T>(scale * p * (dp[i] * m - delta));
-    });
+    };
+    dropout_row(lanes, visible.end, *mask, apply, first_block);
   }
-  lanes.each(width - visible, [=](std::int64_t i) {
-    dropped[visible + i] = T{};
-    ds[visible + i] = T{};
-  });
+  hide_row(lanes, visible, width, dropped);
+  hide_row(lanes, visible, width, ds);
 }
 
 }  // namespace cuboid::kernels::body

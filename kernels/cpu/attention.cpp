@@ -64,31 +64,36 @@ void attend_head(const Sizes& s, const T* q, const T* k, const T* v, const Dropo
   R* scores = tiles.reals.mine();
   for (std::int64_t first = 0; first < s.T; first += s.block()) {
     const std::int64_t rows = std::min(s.block(), s.T - first);
-    const std::int64_t end = first + rows;
-    gemm(rows, end, s.D, {q + first * s.D, s.D}, {k, s.D, true}, false, scores, end);
+    const AttentionSizes::Keys keys = s.keys(first, rows);
+    const std::int64_t width = keys.count();
+    const T* block_k = k + keys.begin * s.D;
+    const T* block_v = v + keys.begin * s.D;
+    gemm(rows, width, s.D, {q + first * s.D, s.D}, {block_k, s.D, true}, false, scores, width);
     R sums[AttentionSizes::kQueryBlock];
     for (std::int64_t i = 0; i < rows; ++i) {
-      R* row = scores + i * end;
-      const auto softmax = body::softmax_row(OneLane{}, first + i + 1, end, scale, row);
+      R* row = scores + i * width;
+      const body::Visible visible = s.visible(first + i, keys);
+      const auto softmax = body::softmax_row(OneLane{}, visible, width, scale, row);
       sums[i] = softmax.sum;
       log_sum[first + i] = softmax.max + std::log(softmax.sum);
       if (mask.p > 0) {
         const auto keep = dropout_row_of<R>(mask, mask.first_sample + b, first + i, mask.first_head + h);
-        body::dropout_row(OneLane{}, first + i + 1, keep, [=](std::int64_t j, R factor) { row[j] *= factor; });
+        const auto apply = [=](std::int64_t j, R factor) { row[j] *= factor; };
+        body::dropout_row(OneLane{}, visible.end, keep, apply, keys.dropout_block());
       }
     }
-    // The softmax's division comes last: on D numbers a row rather than `end`.
+    // The softmax's division comes last: on D numbers a row rather than `width`.
     T* block_out = out + first * s.out_stride();
     const auto inverse = [&](std::int64_t i) { return R{1} / sums[i]; };
     if constexpr (kRounds<T>) {
       T* probabilities = tiles.rounded.mine();
-      R* products = scores + s.block() * s.T;
+      R* products = scores + s.block() * s.most_keys();
       store_rows(
-          rows, end, scores, end, [](std::int64_t) { return R{1}; }, probabilities, end);
-      gemm(rows, s.D, end, {probabilities, end}, {v, s.D}, false, products, s.D);
+          rows, width, scores, width, [](std::int64_t) { return R{1}; }, probabilities, width);
+      gemm(rows, s.D, width, {probabilities, width}, {block_v, s.D}, false, products, s.D);
       store_rows(rows, s.D, products, s.D, inverse, block_out, s.out_stride());
     } else {
-      gemm(rows, s.D, end, {scores, end}, {v, s.D}, false, block_out, s.out_stride());
+      gemm(rows, s.D, width, {scores, width}, {block_v, s.D}, false, block_out, s.out_stride());
       store_rows(rows, s.D, block_out, s.out_stride(), inverse, block_out, s.out_stride());
     }
   }
@@ -102,7 +107,7 @@ struct BackwardTiles {
   Tiles<T> rounded;
   BackwardTiles(const Device& device, const Sizes& s)
       : reals(device, s.backward_tile(kRounds<T>)), rounded(device, s.backward_rounded_tile(kRounds<T>)) {}
-  Real<T>* dq_block(const Sizes& s) const { return reals.mine() + 2 * s.block() * s.T; }
+  Real<T>* dq_block(const Sizes& s) const { return reals.mine() + 2 * s.block() * s.most_keys(); }
   Real<T>* dk(const Sizes& s) const { return dq_block(s) + s.block() * s.D; }
   Real<T>* dv(const Sizes& s) const { return dk(s) + s.T * s.D; }
 };
@@ -116,15 +121,17 @@ void attend_head_gradient(const Sizes& s, const T* dout, const T* q, const T* k,
   const R scale = static_cast<R>(1 / std::sqrt(static_cast<double>(s.D)));
   for (std::int64_t first = 0; first < s.T; first += s.block()) {
     const std::int64_t rows = std::min(s.block(), s.T - first);
-    const std::int64_t end = first + rows;
+    const AttentionSizes::Keys keys = s.keys(first, rows);
+    const std::int64_t width = keys.count();
+    const T* block_k = k + keys.begin * s.D;
     R* p = tiles.reals.mine();
-    R* dp = p + rows * end;
+    R* dp = p + rows * width;
     T* dropped = nullptr;
     T* ds = nullptr;
     R* block_dq = nullptr;
     if constexpr (kRounds<T>) {
       dropped = tiles.rounded.mine();
-      ds = dropped + rows * end;
+      ds = dropped + rows * width;
       block_dq = tiles.dq_block(s);
     } else {
       dropped = p;
@@ -133,8 +140,8 @@ void attend_head_gradient(const Sizes& s, const T* dout, const T* q, const T* k,
     }
     const T* block_q = q + first * s.D;
     const T* block_dout = dout + first * s.out_stride();
-    gemm(rows, end, s.D, {block_q, s.D}, {k, s.D, true}, false, p, end);
-    gemm(rows, end, s.D, {block_dout, s.out_stride()}, {v, s.D, true}, false, dp, end);
+    gemm(rows, width, s.D, {block_q, s.D}, {block_k, s.D, true}, false, p, width);
+    gemm(rows, width, s.D, {block_dout, s.out_stride()}, {v + keys.begin * s.D, s.D, true}, false, dp, width);
     for (std::int64_t i = 0; i < rows; ++i) {
       const T* dout_row = block_dout + i * s.out_stride();
       const T* out_row = out + (first + i) * s.out_stride();
@@ -142,13 +149,15 @@ void attend_head_gradient(const Sizes& s, const T* dout, const T* q, const T* k,
           OneLane{}.template sum<R>(s.D, [=](std::int64_t d) { return real(dout_row[d]) * real(out_row[d]); });
       body::DropoutRow<R> keep{};
       if (mask.p > 0) keep = dropout_row_of<R>(mask, mask.first_sample + b, first + i, mask.first_head + h);
-      body::softmax_gradient_row(OneLane{}, first + i + 1, end, scale, log_sum[first + i], delta,
-                                 mask.p > 0 ? &keep : nullptr, p + i * end, dp + i * end, dropped + i * end,
-                                 ds + i * end);
+      body::softmax_gradient_row(OneLane{}, s.visible(first + i, keys), width, scale, log_sum[first + i], delta,
+                                 mask.p > 0 ? &keep : nullptr, keys.dropout_block(), p + i * width, dp + i * width,
+                                 dropped + i * width, ds + i * width);
     }
-    gemm(end, s.D, rows, {dropped, end, true}, {block_dout, s.out_stride()}, true, dv, s.D);
-    gemm(rows, s.D, end, {ds, end}, {k, s.D}, false, block_dq, s.D);
-    gemm(end, s.D, rows, {ds, end, true}, {block_q, s.D}, true, dk, s.D);
+    R* block_dk = dk + keys.begin * s.D;
+    R* block_dv = dv + keys.begin * s.D;
+    gemm(width, s.D, rows, {dropped, width, true}, {block_dout, s.out_stride()}, true, block_dv, s.D);
+    gemm(rows, s.D, width, {ds, width}, {block_k, s.D}, false, block_dq, s.D);
+    gemm(width, s.D, rows, {ds, width, true}, {block_q, s.D}, true, block_dk, s.D);
     if constexpr (kRounds<T>) {
       store_rows(
           rows, s.D, block_dq, s.D, [](std::int64_t) { return R{1}; }, dq + first * s.D, s.D);
@@ -159,8 +168,8 @@ void attend_head_gradient(const Sizes& s, const T* dout, const T* q, const T* k,
 }  // namespace
 
 void attention(const Device& device, const Tensor& q, const Tensor& k, const Tensor& v, const Dropout& mask,
-               const Tensor& out, const Tensor& log_sum) {
-  const Sizes s = attention_sizes(q, k);
+               const Tensor& out, const Tensor& log_sum, std::int64_t window) {
+  const Sizes s = attention_sizes(q, k, window);
   with_storage(q, [&]<typename T>(T) {
     const ForwardTiles<T> tiles(device, s);
     parallel_for(s.B * s.H, [&](std::int64_t i) {
@@ -175,8 +184,8 @@ void attention(const Device& device, const Tensor& q, const Tensor& k, const Ten
 
 void attention_gradient(const Device& device, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& out, const Tensor& log_sum, const Dropout& mask, const Tensor& dq,
-                        const Tensor& dk, const Tensor& dv) {
-  const Sizes s = attention_sizes(q, k);
+                        const Tensor& dk, const Tensor& dv, std::int64_t window) {
+  const Sizes s = attention_sizes(q, k, window);
   with_storage(q, [&]<typename T>(T) {
     const BackwardTiles<T> tiles(device, s);
     // A key/value head is one thread's: its query heads add to dk and dv in ascending order.

@@ -20,6 +20,14 @@ void rms_norm_input_gradient(const Device& device, const Tensor& dy, const Tenso
                              double offset, const Tensor& rstd, const Tensor& dx);
 void rms_norm_weight_gradient(const Device& device, const Tensor& dy, const Tensor& x, const Tensor& rstd,
                               const Tensor& dweight);
+void rms_norm_heads(const Device& device, const Tensor& qkv, const Tensor& q_weight, const Tensor& k_weight, double eps,
+                    std::int64_t heads, std::int64_t kv_heads, const Tensor& y, const Tensor& rstd);
+void rms_norm_heads_input_gradient(const Device& device, const Tensor& dy, const Tensor& qkv, const Tensor& q_weight,
+                                   const Tensor& k_weight, const Tensor& rstd, std::int64_t heads,
+                                   std::int64_t kv_heads, const Tensor& dqkv);
+void rms_norm_heads_weight_gradient(const Device& device, const Tensor& dy, const Tensor& qkv, const Tensor& rstd,
+                                    std::int64_t heads, std::int64_t kv_heads, const Tensor& dq_weight,
+                                    const Tensor& dk_weight);
 void gelu(const Device& device, const Tensor& x, const Tensor& y);
 void gelu_gradient(const Device& device, const Tensor& dy, const Tensor& x, const Tensor& dx);
 void swiglu(const Device& device, const Tensor& gate_up, const Tensor& y);
@@ -38,10 +46,10 @@ void split_heads(const Device& device, const Tensor& qkv, const Tensor& cos, con
 void split_heads_gradient(const Device& device, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,
                           const Tensor& sin, const Tensor& dqkv);
 void attention(const Device& device, const Tensor& q, const Tensor& k, const Tensor& v, const Dropout& mask,
-               const Tensor& out, const Tensor& log_sum);
+               const Tensor& out, const Tensor& log_sum, std::int64_t window);
 void attention_gradient(const Device& device, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& out, const Tensor& log_sum, const Dropout& mask, const Tensor& dq,
-                        const Tensor& dk, const Tensor& dv);
+                        const Tensor& dk, const Tensor& dv, std::int64_t window);
 void embedding(const Device& device, const Tensor& tokens, const Tensor& table, std::int64_t first_row,
                const Tensor& y);
 void embedding_gradient(const Device& device, const Tensor& tokens, const Tensor& dy, std::int64_t first_row,

@@ -26,7 +26,7 @@ void each_head(const HeadSizes& s, std::int64_t r, T* fused, T* q, T* k, T* v, V
 
 void split_heads(const Device&, const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& q,
                  const Tensor& k, const Tensor& v) {
-  const HeadSizes s = attention_sizes(q, k);
+  const HeadSizes s = attention_sizes(q, k, 0);
   with_storage(qkv, [&]<typename T>(T) {
     parallel_for(s.T * s.B, [&](std::int64_t r) {
       const std::int64_t t = r / s.B;
@@ -45,7 +45,7 @@ void split_heads(const Device&, const Tensor& qkv, const Tensor& cos, const Tens
 
 void split_heads_gradient(const Device&, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,
                           const Tensor& sin, const Tensor& dqkv) {
-  const HeadSizes s = attention_sizes(dq, dk);
+  const HeadSizes s = attention_sizes(dq, dk, 0);
   with_storage(dqkv, [&]<typename T>(T) {
     parallel_for(s.T * s.B, [&](std::int64_t r) {
       const std::int64_t t = r / s.B;

@@ -1,5 +1,5 @@
-// Attention in blocks of query rows, all heads at a time: the tile products are strided-batched matrix products, and what
-// lies between them is a kernel a row. No (T,T) matrix exists: the workspace is (B,H,block,T).
+// Attention in blocks of query rows, all heads at a time: the tile products are strided-batched matrix products, and
+// what lies between them is a kernel a row. No (T,T) matrix exists: the workspace is (B,H,block,T).
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -30,9 +30,14 @@ std::int64_t block_rows(const AttentionSizes& s) {
 template <typename T>
 inline constexpr bool kRounds = !std::is_same_v<T, Real<T>>;
 
-// A block of query rows: rows [first, first + rows) see keys [0, end).
+// A block of query rows: rows [first, first + rows) see keys [begin, begin + width), which a window may cut.
 struct Block {
-  std::int64_t first, rows, end;
+  std::int64_t first, rows, begin, width, window;
+  // What the query at t sees of them, as columns of the block.
+  CUBOID_HD body::Visible visible(std::int64_t t) const {
+    const std::int64_t oldest = t - window + 1;
+    return {(oldest > begin ? oldest : begin) - begin, t + 1 - begin};
+  }
 };
 
 // Matrices of all key/value heads, each with its query head number `member` (of H/K): (B·K) of them.
@@ -45,16 +50,18 @@ class HeadMatrices {
   MatrixBatch q(const Tensor& t, const Block& block, bool transposed = false) const {
     return at(t, (member_ * s_.T + block.first) * s_.D, s_.D, group_ * s_.T * s_.D, transposed);
   }
-  /// All visible rows of k, v or their gradients (B,K,T,D).
-  MatrixBatch k(const Tensor& t, bool transposed = false) const { return at(t, 0, s_.D, s_.T * s_.D, transposed); }
+  /// The block's rows of k, v or their gradients (B,K,T,D).
+  MatrixBatch k(const Tensor& t, const Block& block, bool transposed = false) const {
+    return at(t, block.begin * s_.D, s_.D, s_.T * s_.D, transposed);
+  }
   /// Rows of out or dout (T,B,H·D).
   MatrixBatch out(const Tensor& t, const Block& block, bool transposed = false) const {
     return at(t, block.first * s_.out_stride() + member_ * s_.D, s_.out_stride(), group_ * s_.D, transposed);
   }
-  /// Tiles (B,H,rows,end) of a block.
+  /// Tiles (B,H,rows,width) of a block.
   MatrixBatch tile(const Tensor& t, const Block& block, bool transposed = false) const {
-    const std::int64_t each = block.rows * block.end;
-    return at(t, member_ * each, block.end, group_ * each, transposed);
+    const std::int64_t each = block.rows * block.width;
+    return at(t, member_ * each, block.width, group_ * each, transposed);
   }
 
  private:
@@ -74,7 +81,8 @@ void for_blocks(const AttentionSizes& s, F f) {
   const std::int64_t rows = block_rows(s);
   for (std::int64_t first = 0; first < s.T; first += rows) {
     const std::int64_t count = std::min(rows, s.T - first);
-    f(Block{first, count, first + count});
+    const AttentionSizes::Keys keys = s.keys(first, count);
+    f(Block{first, count, keys.begin, keys.count(), s.W});
   }
 }
 
@@ -84,30 +92,32 @@ void for_members(const AttentionSizes& s, F f) {
   for (std::int64_t member = 0; member < s.H / s.K; ++member) f(HeadMatrices(s, member));
 }
 
-// Scores (B,H,rows,end) become probabilities, with dropout; log_sum (B,H,T).
+// Scores (B,H,rows,width) become probabilities, with dropout; log_sum (B,H,T).
 template <typename T>
 void softmax_rows(cudaStream_t stream, const AttentionSizes& s, const Block& block, const Dropout& mask, float scale,
                   float* scores, T* probabilities, float* log_sum) {
   const bool drops = mask.p > 0;
   const DropoutRows<float> mask_rows = drops ? DropoutRows<float>(mask) : DropoutRows<float>(Dropout{.p = 0.5});
-  launch_rows(stream, s.B * s.H * block.rows, block.end, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t i) {
+  launch_rows(stream, s.B * s.H * block.rows, block.width, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t i) {
     const std::int64_t head = i / block.rows;  // b·H + h
     const std::int64_t t = block.first + i % block.rows;
-    float* const row = scores + i * block.end;
-    T* const out = probabilities + i * block.end;
-    const auto softmax = body::softmax_row(lanes, t + 1, block.end, scale, row);
+    const body::Visible visible = block.visible(t);
+    float* const row = scores + i * block.width;
+    T* const out = probabilities + i * block.width;
+    const auto softmax = body::softmax_row(lanes, visible, block.width, scale, row);
     const float inverse = 1.0F / softmax.sum;
     if (lanes.leader()) log_sum[head * s.T + t] = softmax.max + std::log(softmax.sum);
     lanes.sync();
     if (drops) {
-      body::dropout_row(lanes, t + 1, mask_rows.at(head / s.H, t, head % s.H),
-                        [=](std::int64_t j, float factor) { row[j] *= factor; });
+      body::dropout_row(
+          lanes, visible.end, mask_rows.at(head / s.H, t, head % s.H),
+          [=](std::int64_t j, float factor) { row[j] *= factor; }, block.begin / body::kDropoutColumns);
     }
-    lanes.each(block.end, [=](std::int64_t j) { out[j] = static_cast<T>(row[j] * inverse); });
+    lanes.each(block.width, [=](std::int64_t j) { out[j] = static_cast<T>(row[j] * inverse); });
   });
 }
 
-// From scores s and dp (both (B,H,rows,end)): dropped-out probabilities and the gradient of the products q·k.
+// From scores s and dp (both (B,H,rows,width)): dropped-out probabilities and the gradient of the products q·k.
 template <typename T>
 void softmax_gradient_rows(cudaStream_t stream, const AttentionSizes& s, const Block& block, const Dropout& mask,
                            float scale, const float* log_sum, const T* dout, const T* out, float* scores,
@@ -115,7 +125,7 @@ void softmax_gradient_rows(cudaStream_t stream, const AttentionSizes& s, const B
   const bool drops = mask.p > 0;
   const DropoutRows<float> mask_rows = drops ? DropoutRows<float>(mask) : DropoutRows<float>(Dropout{.p = 0.5});
   const std::int64_t stride = s.out_stride();
-  launch_rows(stream, s.B * s.H * block.rows, block.end, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t i) {
+  launch_rows(stream, s.B * s.H * block.rows, block.width, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t i) {
     const std::int64_t head = i / block.rows;
     const std::int64_t t = block.first + i % block.rows;
     const T* const dout_row = dout + t * stride + head * s.D;
@@ -123,9 +133,10 @@ void softmax_gradient_rows(cudaStream_t stream, const AttentionSizes& s, const B
     const float delta =
         lanes.template sum<float>(s.D, [=](std::int64_t d) { return real(dout_row[d]) * real(out_row[d]); });
     const auto row = mask_rows.at(head / s.H, t, head % s.H);
-    const std::int64_t at = i * block.end;
-    body::softmax_gradient_row(lanes, t + 1, block.end, scale, log_sum[head * s.T + t], delta, drops ? &row : nullptr,
-                               scores + at, dp + at, dropped + at, ds + at);
+    const std::int64_t at = i * block.width;
+    body::softmax_gradient_row(lanes, block.visible(t), block.width, scale, log_sum[head * s.T + t], delta,
+                               drops ? &row : nullptr, block.begin / body::kDropoutColumns, scores + at, dp + at,
+                               dropped + at, ds + at);
   });
 }
 
@@ -135,7 +146,9 @@ float scale_of(const AttentionSizes& s) {
 
 // Tiles for a block of query rows: scores and the like.
 Tensor tiles(const Device& device, const AttentionSizes& s, DType dtype) {
-  return device.empty({s.B * s.H * block_rows(s) * s.T}, dtype, Category::workspace);
+  const std::int64_t rows = block_rows(s);
+  const std::int64_t width = std::min(s.T, rows + s.W + AttentionSizes::kKeyAlignment);
+  return device.empty({s.B * s.H * rows * width}, dtype, Category::workspace);
 }
 
 template <typename T>
@@ -145,14 +158,14 @@ void attend(const Device& device, const AttentionSizes& s, const Tensor& q, cons
   const Tensor probabilities = kRounds<T> ? tiles(device, s, dtype_of<T>) : scores;
   for_blocks(s, [&](const Block& block) {
     for_members(s, [&](const HeadMatrices& heads) {
-      gemm(device, block.rows, block.end, s.D, heads.q(q, block), heads.k(k, true), heads.tile(scores, block),
+      gemm(device, block.rows, block.width, s.D, heads.q(q, block), heads.k(k, block, true), heads.tile(scores, block),
            {.batch = heads.batch()});
     });
     softmax_rows(stream_of(device), s, block, mask, scale_of(s), elements_of<float>(scores),
                  elements_of<T>(probabilities), elements_of<float>(log_sum));
     for_members(s, [&](const HeadMatrices& heads) {
-      gemm(device, block.rows, s.D, block.end, heads.tile(probabilities, block), heads.k(v), heads.out(out, block),
-           {.batch = heads.batch()});
+      gemm(device, block.rows, s.D, block.width, heads.tile(probabilities, block), heads.k(v, block),
+           heads.out(out, block), {.batch = heads.batch()});
     });
   });
 }
@@ -172,21 +185,21 @@ void attend_gradient(const Device& device, const AttentionSizes& s, const Tensor
   device.zero(sum_v);
   for_blocks(s, [&](const Block& block) {
     for_members(s, [&](const HeadMatrices& heads) {
-      gemm(device, block.rows, block.end, s.D, heads.q(q, block), heads.k(k, true), heads.tile(scores, block),
+      gemm(device, block.rows, block.width, s.D, heads.q(q, block), heads.k(k, block, true), heads.tile(scores, block),
            {.batch = heads.batch()});
-      gemm(device, block.rows, block.end, s.D, heads.out(dout, block), heads.k(v, true), heads.tile(dp, block),
+      gemm(device, block.rows, block.width, s.D, heads.out(dout, block), heads.k(v, block, true), heads.tile(dp, block),
            {.batch = heads.batch()});
     });
     softmax_gradient_rows(stream_of(device), s, block, mask, scale_of(s), elements_of<float>(log_sum),
-                          elements_of<T>(dout), elements_of<T>(out), elements_of<float>(scores),
-                          elements_of<float>(dp), elements_of<T>(dropped), elements_of<T>(ds));
+                          elements_of<T>(dout), elements_of<T>(out), elements_of<float>(scores), elements_of<float>(dp),
+                          elements_of<T>(dropped), elements_of<T>(ds));
     for_members(s, [&](const HeadMatrices& heads) {
-      gemm(device, block.rows, s.D, block.end, heads.tile(ds, block), heads.k(k), heads.q(dq, block),
+      gemm(device, block.rows, s.D, block.width, heads.tile(ds, block), heads.k(k, block), heads.q(dq, block),
            {.batch = heads.batch()});
-      gemm(device, block.end, s.D, block.rows, heads.tile(ds, block, true), heads.q(q, block), heads.k(sum_k),
+      gemm(device, block.width, s.D, block.rows, heads.tile(ds, block, true), heads.q(q, block), heads.k(sum_k, block),
            {.batch = heads.batch(), .accumulate = true});
-      gemm(device, block.end, s.D, block.rows, heads.tile(dropped, block, true), heads.out(dout, block),
-           heads.k(sum_v), {.batch = heads.batch(), .accumulate = true});
+      gemm(device, block.width, s.D, block.rows, heads.tile(dropped, block, true), heads.out(dout, block),
+           heads.k(sum_v, block), {.batch = heads.batch(), .accumulate = true});
     });
   });
   if constexpr (kRounds<T>) {
@@ -198,15 +211,16 @@ void attend_gradient(const Device& device, const AttentionSizes& s, const Tensor
 }  // namespace
 
 void attention(const Device& device, const Tensor& q, const Tensor& k, const Tensor& v, const Dropout& mask,
-               const Tensor& out, const Tensor& log_sum) {
-  with_storage(q, [&]<typename T>(T) { attend<T>(device, attention_sizes(q, k), q, k, v, mask, out, log_sum); });
+               const Tensor& out, const Tensor& log_sum, std::int64_t window) {
+  with_storage(q,
+               [&]<typename T>(T) { attend<T>(device, attention_sizes(q, k, window), q, k, v, mask, out, log_sum); });
 }
 
 void attention_gradient(const Device& device, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& out, const Tensor& log_sum, const Dropout& mask, const Tensor& dq,
-                        const Tensor& dk, const Tensor& dv) {
+                        const Tensor& dk, const Tensor& dv, std::int64_t window) {
   with_storage(q, [&]<typename T>(T) {
-    attend_gradient<T>(device, attention_sizes(q, k), dout, q, k, v, out, log_sum, mask, dq, dk, dv);
+    attend_gradient<T>(device, attention_sizes(q, k, window), dout, q, k, v, out, log_sum, mask, dq, dk, dv);
   });
 }
 

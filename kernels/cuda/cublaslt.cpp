@@ -1,5 +1,5 @@
-// cuBLASLt, loaded when the first matrix product is made: half a gigabyte that most runs of the program never touch, and
-// that a machine without GPUs need not have. Each function forwards to the library's own.
+// cuBLASLt, loaded when the first matrix product is made: half a gigabyte that most runs of the program never touch,
+// and that a machine without GPUs need not have. Each function forwards to the library's own.
 #include <cublasLt.h>
 #include <dlfcn.h>
 
@@ -31,10 +31,10 @@ Function* symbol(const char* name) {
 }  // namespace
 
 // FORWARD(name, (parameters), (arguments)): the function of that name.
-#define FORWARD(result, name, parameters, arguments)                     \
-  result CUBLASWINAPI name parameters {                                  \
-    static auto* const function = symbol<result parameters>(#name);      \
-    return function arguments;                                           \
+#define FORWARD(result, name, parameters, arguments)                \
+  result CUBLASWINAPI name parameters {                             \
+    static auto* const function = symbol<result parameters>(#name); \
+    return function arguments;                                      \
   }
 
 extern "C" {

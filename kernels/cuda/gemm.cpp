@@ -37,8 +37,8 @@ struct Key {
 
 std::uint32_t alignment_of(const void* pointer) {
   constexpr std::uintptr_t kMost = 256;
-  return static_cast<std::uint32_t>(std::uintptr_t{1} << std::countr_zero(
-                                        reinterpret_cast<std::uintptr_t>(pointer) | kMost));
+  return static_cast<std::uint32_t>(std::uintptr_t{1}
+                                    << std::countr_zero(reinterpret_cast<std::uintptr_t>(pointer) | kMost));
 }
 
 std::string describe(const Key& key) {
@@ -48,7 +48,8 @@ std::string describe(const Key& key) {
 }
 
 cudaDataType_t type_of(DType dtype) {
-  CUBOID_CHECK(dtype == DType::float32 || dtype == DType::bfloat16, std::string("no CUDA product of ") + name_of(dtype));
+  CUBOID_CHECK(dtype == DType::float32 || dtype == DType::bfloat16,
+               std::string("no CUDA product of ") + name_of(dtype));
   return dtype == DType::float32 ? CUDA_R_32F : CUDA_R_16BF;
 }
 
@@ -77,8 +78,7 @@ Layout make_layout(DType dtype, std::int64_t rows, std::int64_t columns, std::in
   Layout layout(made);
   if (batch > 1) {
     const auto count = static_cast<std::int32_t>(batch);
-    CUBOID_BLAS(
-        cublasLtMatrixLayoutSetAttribute(made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count)));
+    CUBOID_BLAS(cublasLtMatrixLayoutSetAttribute(made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count)));
     CUBOID_BLAS(cublasLtMatrixLayoutSetAttribute(made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &distance,
                                                  sizeof(distance)));
   }
@@ -121,8 +121,8 @@ class Blas {
     const float one = 1.0F;
     const float keep = options.accumulate ? 1.0F : 0.0F;
     CUBOID_BLAS(cublasLtMatmul(handle_, plan.description.get(), &one, b.data, plan.b.get(), a.data, plan.a.get(), &keep,
-                               c.data, plan.c.get(), c.data, plan.c.get(), &plan.algorithm, workspace_,
-                               kWorkspaceBytes, gpu_.compute().get()));
+                               c.data, plan.c.get(), c.data, plan.c.get(), &plan.algorithm, workspace_, kWorkspaceBytes,
+                               gpu_.compute().get()));
   }
 
  private:

@@ -47,7 +47,8 @@ void matmul(const Device& device, const Tensor& a, const Tensor& b, const Tensor
     put_bias(device, bias, options.accumulate, c);
     gemm_options.accumulate = true;
   }
-  gemm(device, m, n, k, {.data = a.raw(), .dtype = a.dtype(), .stride = row_length(a), .transposed = options.transpose_a},
+  gemm(device, m, n, k,
+       {.data = a.raw(), .dtype = a.dtype(), .stride = row_length(a), .transposed = options.transpose_a},
        {.data = b.raw(), .dtype = b.dtype(), .stride = row_length(b), .transposed = options.transpose_b},
        {.data = c.raw(), .dtype = c.dtype(), .stride = n}, gemm_options);
 }

@@ -38,6 +38,18 @@ void rms_norm_input_gradient(const Device&, const Tensor&, const Tensor&, const 
 void rms_norm_weight_gradient(const Device&, const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
   missing();
 }
+void rms_norm_heads(const Device&, const Tensor&, const Tensor&, const Tensor&, double, std::int64_t, std::int64_t,
+                    const Tensor&, const Tensor&) {
+  missing();
+}
+void rms_norm_heads_input_gradient(const Device&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                   const Tensor&, std::int64_t, std::int64_t, const Tensor&) {
+  missing();
+}
+void rms_norm_heads_weight_gradient(const Device&, const Tensor&, const Tensor&, const Tensor&, std::int64_t,
+                                    std::int64_t, const Tensor&, const Tensor&) {
+  missing();
+}
 void gelu(const Device&, const Tensor&, const Tensor&) {
   missing();
 }
@@ -85,12 +97,12 @@ void split_heads_gradient(const Device&, const Tensor&, const Tensor&, const Ten
                           const Tensor&) {
   missing();
 }
-void attention(const Device&, const Tensor&, const Tensor&, const Tensor&, const Dropout&, const Tensor&,
-               const Tensor&) {
+void attention(const Device&, const Tensor&, const Tensor&, const Tensor&, const Dropout&, const Tensor&, const Tensor&,
+               std::int64_t) {
   missing();
 }
 void attention_gradient(const Device&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                        const Tensor&, const Dropout&, const Tensor&, const Tensor&, const Tensor&) {
+                        const Tensor&, const Dropout&, const Tensor&, const Tensor&, const Tensor&, std::int64_t) {
   missing();
 }
 void embedding(const Device&, const Tensor&, const Tensor&, std::int64_t, const Tensor&) {

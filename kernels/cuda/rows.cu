@@ -3,11 +3,12 @@
 
 #include "kernels/body/activation.h"
 #include "kernels/body/dropout.h"
+#include "kernels/body/heads.h"
 #include "kernels/body/norm.h"
+#include "kernels/check.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/dropout.h"
 #include "kernels/cuda/launch.h"
-#include "kernels/check.h"
 
 namespace cuboid::kernels::cuda {
 namespace {
@@ -162,9 +163,86 @@ void rms_norm_input_gradient(const Device& device, const Tensor& dy, const Tenso
 void rms_norm_weight_gradient(const Device& device, const Tensor& dy, const Tensor& x, const Tensor& rstd,
                               const Tensor& dweight) {
   with_storage(x, [&]<typename T>(T) {
-    add_over_rows(device, row_count(x), row_length(x), elements_of<Real<T>>(dweight),
-                  AddNormWeights<T>{elements_of<T>(dy), elements_of<T>(x), nullptr, elements_of<Real<T>>(rstd),
-                                    row_length(x)});
+    add_over_rows(
+        device, row_count(x), row_length(x), elements_of<Real<T>>(dweight),
+        AddNormWeights<T>{elements_of<T>(dy), elements_of<T>(x), nullptr, elements_of<Real<T>>(rstd), row_length(x)});
+  });
+}
+
+// ---------------------------------------------------------------- norms of single heads
+
+namespace {
+
+// Row i of the (rows · (H + 2K)) heads of a fused projection: where its statistic is, and whether it is normed at all.
+struct HeadRow {
+  std::int64_t row, head;
+};
+
+template <typename T>
+void rms_norm_head_rows(cudaStream_t stream, const NormedHeads& s, const T* x, const T* q_weight, const T* k_weight,
+                        Real<T> eps, T* y, Real<T>* rstd) {
+  const std::int64_t heads = s.H + 2 * s.K;
+  const std::int64_t normed = s.H + s.K;
+  launch_rows(stream, s.rows * heads, s.D, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t i) {
+    const HeadRow at{i / heads, i % heads};
+    if (at.head >= normed) {
+      body::copy_row<RowLanes, T>(lanes, s.D, x + i * s.D, y + i * s.D);
+      return;
+    }
+    const T* const weight = at.head < s.H ? q_weight : k_weight;
+    const Real<T> found = body::rms_norm_row(lanes, s.D, x + i * s.D, weight, Real<T>{0}, eps, y + i * s.D);
+    if (lanes.leader()) rstd[at.head * s.rows + at.row] = found;
+  });
+}
+
+template <typename T>
+void rms_norm_head_gradient_rows(cudaStream_t stream, const NormedHeads& s, const T* dy, const T* x, const T* q_weight,
+                                 const T* k_weight, const Real<T>* rstd, T* dx) {
+  const std::int64_t heads = s.H + 2 * s.K;
+  const std::int64_t normed = s.H + s.K;
+  launch_rows(stream, s.rows * heads, s.D, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t i) {
+    const HeadRow at{i / heads, i % heads};
+    if (at.head >= normed) {
+      body::copy_row<RowLanes, T>(lanes, s.D, dy + i * s.D, dx + i * s.D);
+      return;
+    }
+    const T* const weight = at.head < s.H ? q_weight : k_weight;
+    body::rms_norm_input_gradient_row(lanes, s.D, dy + i * s.D, x + i * s.D, weight, Real<T>{0},
+                                      rstd[at.head * s.rows + at.row], dx + i * s.D);
+  });
+}
+
+}  // namespace
+
+void rms_norm_heads(const Device& device, const Tensor& qkv, const Tensor& q_weight, const Tensor& k_weight, double eps,
+                    std::int64_t heads, std::int64_t kv_heads, const Tensor& y, const Tensor& rstd) {
+  with_storage(qkv, [&]<typename T>(T) {
+    rms_norm_head_rows(stream_of(device), normed_heads(qkv, heads, kv_heads), elements_of<T>(qkv),
+                       elements_of<T>(q_weight), elements_of<T>(k_weight), static_cast<Real<T>>(eps), elements_of<T>(y),
+                       elements_of<Real<T>>(rstd));
+  });
+}
+
+void rms_norm_heads_input_gradient(const Device& device, const Tensor& dy, const Tensor& qkv, const Tensor& q_weight,
+                                   const Tensor& k_weight, const Tensor& rstd, std::int64_t heads,
+                                   std::int64_t kv_heads, const Tensor& dqkv) {
+  with_storage(qkv, [&]<typename T>(T) {
+    rms_norm_head_gradient_rows(stream_of(device), normed_heads(qkv, heads, kv_heads), elements_of<T>(dy),
+                                elements_of<T>(qkv), elements_of<T>(q_weight), elements_of<T>(k_weight),
+                                elements_of<Real<T>>(rstd), elements_of<T>(dqkv));
+  });
+}
+
+void rms_norm_heads_weight_gradient(const Device& device, const Tensor& dy, const Tensor& qkv, const Tensor& rstd,
+                                    std::int64_t heads, std::int64_t kv_heads, const Tensor& dq_weight,
+                                    const Tensor& dk_weight) {
+  const NormedHeads s = normed_heads(qkv, heads, kv_heads);
+  with_storage(qkv, [&]<typename T>(T) {
+    for (std::int64_t h = 0; h < s.normed(); ++h) {
+      add_over_rows(device, s.rows, s.D, elements_of<Real<T>>(h < s.H ? dq_weight : dk_weight),
+                    AddNormWeights<T>{elements_of<T>(dy) + h * s.D, elements_of<T>(qkv) + h * s.D, nullptr,
+                                      elements_of<Real<T>>(rstd) + h * s.rows, s.stride()});
+    }
   });
 }
 
@@ -181,8 +259,7 @@ namespace {
 
 template <typename T>
 void gelu_elements(cudaStream_t stream, std::int64_t n, const T* x, T* y) {
-  launch_elements(stream, n,
-                  [=] CUBOID_DEVICE(std::int64_t i) { y[i] = static_cast<T>(body::gelu(real(x[i]))); });
+  launch_elements(stream, n, [=] CUBOID_DEVICE(std::int64_t i) { y[i] = static_cast<T>(body::gelu(real(x[i]))); });
 }
 
 template <typename T>
@@ -298,9 +375,8 @@ void dropout_rows(cudaStream_t stream, const Shape& shape, const T* x, const T* 
 }  // namespace
 
 void gelu(const Device& device, const Tensor& x, const Tensor& y) {
-  with_storage(x, [&]<typename T>(T) {
-    gelu_elements(stream_of(device), x.elements(), elements_of<T>(x), elements_of<T>(y));
-  });
+  with_storage(
+      x, [&]<typename T>(T) { gelu_elements(stream_of(device), x.elements(), elements_of<T>(x), elements_of<T>(y)); });
 }
 
 void gelu_gradient(const Device& device, const Tensor& dy, const Tensor& x, const Tensor& dx) {
@@ -370,8 +446,7 @@ void dropout(const Device& device, const Tensor& x, const Dropout& mask, const T
 void dropout_add(const Device& device, const Tensor& x, const Tensor& residual, const Dropout& mask, const Tensor& y) {
   if (mask.p == 0) return add(device, residual, x, y);
   with_storage(x, [&]<typename T>(T) {
-    dropout_rows<T>(stream_of(device), x.shape(), elements_of<T>(x), elements_of<T>(residual), mask,
-                    elements_of<T>(y));
+    dropout_rows<T>(stream_of(device), x.shape(), elements_of<T>(x), elements_of<T>(residual), mask, elements_of<T>(y));
   });
 }
 

@@ -165,8 +165,7 @@ void cross_entropy_gradient_rows(cudaStream_t stream, std::int64_t rows, std::in
     const auto scale = static_cast<float>(factor / static_cast<double>(row_sum[r]));
     const std::int64_t column = targets[r] - first_row;
     const bool held = column >= 0 && column < n;
-    const float at_target =
-        held ? body::exp(in[column] - row_max[r]) * scale - static_cast<float>(factor) : 0.0F;
+    const float at_target = held ? body::exp(in[column] - row_max[r]) * scale - static_cast<float>(factor) : 0.0F;
     lanes.sync();  // dlogits may be the logits: all lanes have read the target's before one overwrites it
     body::cross_entropy_gradient_row(lanes, n, row_max[r], scale, in, out);
     if (held && lanes.leader()) out[column] = static_cast<T>(at_target);
@@ -175,16 +174,14 @@ void cross_entropy_gradient_rows(cudaStream_t stream, std::int64_t rows, std::in
 
 void adamw_elements(cudaStream_t stream, std::int64_t n, const body::AdamWStep<float>& step, const float* gradient,
                     float* weight, float* m, float* v) {
-  launch_elements(stream, n, [=] CUBOID_DEVICE(std::int64_t i) {
-    body::adamw_element(step, gradient[i], weight[i], m[i], v[i]);
-  });
+  launch_elements(stream, n,
+                  [=] CUBOID_DEVICE(std::int64_t i) { body::adamw_element(step, gradient[i], weight[i], m[i], v[i]); });
 }
 
 void sgd_elements(cudaStream_t stream, std::int64_t n, float rate, float decay, float scale, const float* gradient,
                   float* weight) {
-  launch_elements(stream, n, [=] CUBOID_DEVICE(std::int64_t i) {
-    weight[i] -= rate * (scale * gradient[i] + decay * weight[i]);
-  });
+  launch_elements(stream, n,
+                  [=] CUBOID_DEVICE(std::int64_t i) { weight[i] -= rate * (scale * gradient[i] + decay * weight[i]); });
 }
 
 // Adds the squares of each line of `width` elements, the first of which may be shorter, to an exact sum's words.
@@ -251,8 +248,8 @@ void cross_entropy_statistics(const Device& device, const Tensor& logits, const 
 }
 
 void rescale_sum(const Device& device, const Tensor& local_max, const Tensor& global_max, const Tensor& row_sum) {
-  rescale_elements(stream_of(device), row_sum.elements(), elements_of<float>(local_max),
-                   elements_of<float>(global_max), elements_of<float>(row_sum));
+  rescale_elements(stream_of(device), row_sum.elements(), elements_of<float>(local_max), elements_of<float>(global_max),
+                   elements_of<float>(row_sum));
 }
 
 void cross_entropy_loss(const Device& device, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,

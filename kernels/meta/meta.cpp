@@ -22,11 +22,6 @@ TracedKernel describe(const Operands& operands) {
   return kernel;
 }
 
-// Pairs (query, key) of one head and sample.
-double causal_pairs(std::int64_t length) {
-  return static_cast<double>(length) * static_cast<double>(length + 1) / 2;
-}
-
 }  // namespace
 
 void other(const Device& device, const Operands& operands) {
@@ -45,8 +40,9 @@ void matmul(const Device& device, const Tensor& a, const Tensor& b, const Tensor
   device.observe(std::move(kernel));
 }
 
-void attention(const Device& device, const Operands& operands, const Tensor& q, const Tensor& k, bool gradient) {
-  const AttentionSizes s = attention_sizes(q, k);
+void attention(const Device& device, const Operands& operands, const Tensor& q, const Tensor& k, std::int64_t window,
+               bool gradient) {
+  const AttentionSizes s = attention_sizes(q, k, window);
   const bool rounds = compute_type(q.dtype()) != q.dtype();
   const Tensor reals = device.empty({gradient ? s.backward_tile(rounds) : s.forward_tile(rounds)},
                                     compute_type(q.dtype()), Category::workspace);
@@ -59,9 +55,10 @@ void attention(const Device& device, const Operands& operands, const Tensor& q, 
   kernel.kv_heads = s.K;
   kernel.seq_len = s.T;
   kernel.head_dim = s.D;
+  kernel.window = window > 0 ? s.W : 0;
   kernel.gradient = gradient;
-  kernel.flops =
-      (gradient ? 10.0 : 4.0) * static_cast<double>(s.D) * causal_pairs(s.T) * static_cast<double>(s.B * s.H);
+  kernel.flops = (gradient ? 10.0 : 4.0) * static_cast<double>(s.D) * static_cast<double>(s.pairs()) *
+                 static_cast<double>(s.B * s.H);
   device.observe(std::move(kernel));
 }
 

@@ -21,7 +21,8 @@ namespace meta {
 void other(const Device& device, const Operands& operands);
 void matmul(const Device& device, const Tensor& a, const Tensor& b, const Tensor& c, MatMul options,
             const Tensor& bias);
-void attention(const Device& device, const Operands& operands, const Tensor& q, const Tensor& k, bool gradient);
+void attention(const Device& device, const Operands& operands, const Tensor& q, const Tensor& k, std::int64_t window,
+               bool gradient);
 
 }  // namespace meta
 }  // namespace cuboid::kernels

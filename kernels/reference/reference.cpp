@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 #include "cuboid/core/random.h"
@@ -112,7 +113,8 @@ Probabilities attention_probabilities(const Heads& s, const Array& q, const Arra
   const std::int64_t q_row = ((b * s.H + h) * s.T + t) * s.D;
   const std::int64_t k_head = (b * s.K + h / (s.H / s.K)) * s.T * s.D;
   Probabilities made{Array(at(t + 1)), 0};
-  for (std::int64_t j = 0; j <= t; ++j) {
+  for (std::int64_t j = 0; j < s.oldest(t); ++j) made.p[at(j)] = -std::numeric_limits<double>::infinity();
+  for (std::int64_t j = s.oldest(t); j <= t; ++j) {
     for (std::int64_t d = 0; d < s.D; ++d) made.p[at(j)] += q[at(q_row + d)] * k[at(k_head + j * s.D + d)];
     made.p[at(j)] /= std::sqrt(static_cast<double>(s.D));
   }

@@ -28,6 +28,9 @@ double dropout_factor(const Dropout& mask, std::int64_t t, std::int64_t b, std::
 /// Sizes of attention, letters as in kernels.h.
 struct Heads {
   std::int64_t T, B, H, K, D;
+  std::int64_t window = 0;  ///< 0: none
+  /// First key that query t sees.
+  std::int64_t oldest(std::int64_t t) const { return window > 0 && t >= window ? t - window + 1 : 0; }
 };
 
 /// The place of head `head` (q heads, then k, then v) of qkv (T,B,(H+2K)·D).
@@ -35,7 +38,7 @@ std::int64_t fused_offset(const Heads& s, std::int64_t t, std::int64_t b, std::i
 /// q, k or v (B,heads,T,D) out of qkv: `heads` heads from `first_head`; turned by `angles` (T,D/2) unless empty.
 Array split_heads(const Heads& s, const Array& qkv, std::int64_t first_head, std::int64_t heads, const Array& angles);
 
-/// Softmax of the visible scores of one query, (t + 1), and the log of its denominator.
+/// Softmax of the scores of one query, (t + 1), 0 where it does not see the key, and the log of its denominator.
 struct Probabilities {
   Array p;
   double log_sum;

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <deque>
 #include <limits>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -22,27 +24,28 @@ constexpr std::int64_t kLargestDim = std::int64_t{1} << 22;
 constexpr std::int64_t kMostLayers = std::int64_t{1} << 14;
 constexpr std::int64_t kMostPositions = (std::int64_t{1} << 31) - 1;
 
-/// A model_type with the classes that its `architectures` may name, and how messages call it.
-struct Family {
-  std::string type;
-  std::vector<std::string> classes;
-  bool tied;  ///< when tie_word_embeddings is absent
-};
-const std::vector<Family> kFamilies = {
-    {"gpt2", {"GPT2LMHeadModel", "GPT2Model"}, true},
-    {"llama", {"LlamaForCausalLM", "LlamaModel"}, false},
-    {"qwen2", {"Qwen2ForCausalLM", "Qwen2Model"}, false},
-    {"gemma", {"GemmaForCausalLM", "GemmaModel"}, true},
-};
+/// The built-in families, and behind them those that were registered.
+std::deque<ConfigFamily>& families() {
+  static std::deque<ConfigFamily> known = {
+      {"gpt2", {"GPT2LMHeadModel", "GPT2Model"}, true},
+      {"llama", {"LlamaForCausalLM", "LlamaModel"}},
+      {"mistral", {"MistralForCausalLM", "MistralModel"}},
+      {"qwen2", {"Qwen2ForCausalLM", "Qwen2Model"}},
+      {"qwen3", {"Qwen3ForCausalLM", "Qwen3Model"}},
+      {.type = "gemma", .classes = {"GemmaForCausalLM", "GemmaModel"}, .tied = true, .activation = "gelu_pytorch_tanh"},
+  };
+  return known;
+}
 
-const Family* find_family(const std::string& type) {
-  const auto found = std::find_if(kFamilies.begin(), kFamilies.end(), [&](const Family& f) { return f.type == type; });
-  return found == kFamilies.end() ? nullptr : &*found;
+const ConfigFamily* find_family(const std::string& type) {
+  const auto& all = families();
+  const auto found = std::find_if(all.begin(), all.end(), [&](const ConfigFamily& f) { return f.type == type; });
+  return found == all.end() ? nullptr : &*found;
 }
 
 std::vector<std::string> family_names() {
   std::vector<std::string> names;
-  for (const Family& family : kFamilies) names.push_back(family.type);
+  for (const ConfigFamily& family : families()) names.push_back(family.type);
   return names;
 }
 
@@ -92,6 +95,8 @@ class Section {
       : object_(object), where_(std::move(where)), problems_(problems) {}
 
   bool has(const std::string& key) const { return object_.contains(key) && !object_[key].is_null(); }
+  /// True also for null.
+  bool given(const std::string& key) const { return object_.contains(key); }
   /// The value, or null if the key is absent.
   const Json& value(const std::string& key) {
     static const Json kNull;
@@ -168,7 +173,7 @@ class Section {
   std::set<std::string> used_;
 };
 
-void check_architectures(Section& top, const Family& family) {
+void check_architectures(Section& top, const ConfigFamily& family) {
   const Json& names = top.value("architectures");
   if (is_off(names)) return;
   bool sound = names.is_array();
@@ -233,18 +238,68 @@ void read_rope(Section& top, ModelConfig& config, const std::string& source, Pro
   rope.refuse_unknown({});
 }
 
-/// What sets the relatives of Llama apart in their configurations.
-void read_differences(Section& top, ModelConfig& config) {
-  if (config.family == "qwen2") {
-    config.attention_bias = true;
-    // The window counts only where it is switched on; its size is written in any case.
-    top.only("use_sliding_window", {false});
+/// The size of a sliding window, and in Qwen's families from which layer on it counts. It may be written and yet be
+/// switched off.
+void read_window(Section& top, ModelConfig& config) {
+  const bool mistral = config.family == "mistral";
+  const bool qwen = config.family == "qwen2" || config.family == "qwen3";
+  const bool on = top.boolean("use_sliding_window", !qwen);
+  if (!on || top.value("sliding_window") == 0) {
     top.value("sliding_window");
     top.value("max_window_layers");
+    return;
+  }
+  if (!mistral && !qwen) return top.only("sliding_window", {nullptr, 0});
+  // The families' own defaults: only null means that there is no window.
+  constexpr std::int64_t kDefaultWindow = 4096;
+  constexpr std::int64_t kDefaultFullLayers = 28;
+  if (!top.given("sliding_window")) {
+    config.window = kDefaultWindow;
+  } else if (top.has("sliding_window")) {
+    config.window = top.natural("sliding_window", kMostPositions);
+  }
+  if (!qwen) return;
+  config.full_layers =
+      top.value("max_window_layers") == 0 ? 0 : top.natural("max_window_layers", kMostLayers, kDefaultFullLayers);
+}
+
+/// layer_types names every layer's attention; it overrides max_window_layers.
+void read_layer_types(Section& top, ModelConfig& config) {
+  const Json& types = top.value("layer_types");
+  if (!is_off(types)) {
+    std::int64_t full = 0;
+    while (types.is_array() && full < std::ssize(types) && types[static_cast<std::size_t>(full)] == "full_attention")
+      ++full;
+    const bool rest_slides = types.is_array() && std::all_of(types.begin() + full, types.end(), [](const Json& type) {
+                               return type == "sliding_attention";
+                             });
+    if (!types.is_array() || (full < std::ssize(types) && config.window == 0)) {
+      top.fault("layer_types", "only full_attention is supported without a sliding window");
+    } else if (!rest_slides) {
+      top.fault("layer_types",
+                "only full_attention layers first and sliding_attention layers after them are supported");
+    } else if (std::ssize(types) != config.layers) {
+      top.fault("layer_types", fmt::format("names {} layers, num_hidden_layers is {}", types.size(), config.layers));
+    }
+    config.full_layers = full;
+  }
+  if (config.full_layers >= config.layers) config.window = 0;
+  if (config.window == 0) config.full_layers = 0;
+}
+
+/// What sets the relatives of Llama apart in their configurations.
+void read_differences(Section& top, ModelConfig& config) {
+  read_window(top, config);
+  if (config.family == "qwen2") {
+    config.attention_bias = true;
     top.only("hidden_act", {"silu", "swish"});
     return;
   }
-  top.only("sliding_window", {nullptr, 0});
+  if (config.family == "mistral") {
+    top.only("hidden_act", {"silu", "swish"});
+    return;
+  }
+  config.qk_norm = config.family == "qwen3";
   config.attention_bias = top.boolean("attention_bias", false);
   config.attention_output_bias = config.attention_bias;
   if (config.family == "gemma") {
@@ -258,15 +313,23 @@ void read_differences(Section& top, ModelConfig& config) {
     }
     return;
   }
-  config.mlp_bias = top.boolean("mlp_bias", false);
-  top.only("hidden_act", {"silu", "swish"});
+  if (config.family != "qwen3") config.mlp_bias = top.boolean("mlp_bias", false);
+  const ConfigFamily& family = *find_family(config.family);
+  top.only("hidden_act",
+           family.activation == "silu" ? std::vector<Json>{"silu", "swish"} : std::vector<Json>{family.activation});
+  for (const auto& [key, fallback] : family.extra) {
+    config.extra[key] = top.real(key, std::numeric_limits<double>::lowest(), true, fallback);
+  }
 }
 
 void read_decoder(Section& top, ModelConfig& config, const std::string& source, Problems& problems) {
   config.layers = top.natural("num_hidden_layers", kMostLayers);
   config.hidden = top.natural("hidden_size", kLargestDim);
   config.heads = top.natural("num_attention_heads", kLargestDim);
-  config.kv_heads = top.natural("num_key_value_heads", kLargestDim, config.heads);
+  // Where a family's own default is a number of some published model, the key must be there.
+  const bool kv_heads_needed = config.family == "mistral" || config.family == "qwen3";
+  config.kv_heads =
+      top.natural("num_key_value_heads", kLargestDim, kv_heads_needed ? std::nullopt : std::optional(config.heads));
   config.ffn = top.natural("intermediate_size", kLargestDim);
   config.vocab = top.natural("vocab_size", kLargestDim);
   config.positions = top.natural("max_position_embeddings", kMostPositions);
@@ -274,19 +337,16 @@ void read_decoder(Section& top, ModelConfig& config, const std::string& source, 
   config.init_std = top.real("initializer_range", 0, true, 0.02);
   config.tied = top.boolean("tie_word_embeddings", find_family(config.family)->tied);
   read_differences(top, config);
-  if (const Json& types = top.value("layer_types"); !is_off(types)) {
-    const bool full = types.is_array() && std::all_of(types.begin(), types.end(),
-                                                      [](const Json& type) { return type == "full_attention"; });
-    if (!full) top.fault("layer_types", "only full_attention is supported");
-  }
+  read_layer_types(top, config);
   if (config.heads > 0 && config.kv_heads > 0 && config.heads % config.kv_heads != 0) {
     top.fault(
         fmt::format("{} attention heads (num_attention_heads) are not a multiple of {} key/value heads "
                     "(num_key_value_heads)",
                     config.heads, config.kv_heads));
   }
-  if (top.has("head_dim")) {
-    config.head_dim = top.natural("head_dim", kLargestDim);
+  if (top.has("head_dim") || config.family == "qwen3") {
+    constexpr std::int64_t kQwen3HeadDim = 128;  // the family's default, whatever the hidden size
+    config.head_dim = top.natural("head_dim", kLargestDim, kQwen3HeadDim);
   } else if (config.heads > 0 && config.hidden > 0 && config.hidden % config.heads != 0) {
     top.fault(fmt::format("hidden_size {} is not divisible by {} attention heads, and no head_dim is given",
                           config.hidden, config.heads));
@@ -294,13 +354,14 @@ void read_decoder(Section& top, ModelConfig& config, const std::string& source, 
     config.head_dim = config.hidden / config.heads;
   }
   top.value("head_dim");
-  if (config.head_dim % 2 != 0) {
+  const bool rotary = find_family(config.family)->rotary;
+  if (rotary && config.head_dim % 2 != 0) {
     top.fault(fmt::format("head dimension {} is odd; rotary embeddings need pairs", config.head_dim));
   }
   if (config.heads * config.head_dim > kLargestDim) {
     top.fault(fmt::format("{} heads of dimension {} are wider than {}", config.heads, config.head_dim, kLargestDim));
   }
-  read_rope(top, config, source, problems);
+  if (rotary) read_rope(top, config, source, problems);
 }
 
 void read_gpt2(Section& top, ModelConfig& config) {
@@ -365,6 +426,11 @@ Json rope_json(const RopeScaling& scaling) {
 
 }  // namespace
 
+void register_config_family(ConfigFamily family) {
+  CUBOID_CHECK(find_family(family.type) == nullptr, "configurations of family " + family.type + " are known already");
+  families().push_back(std::move(family));
+}
+
 ModelConfig read_hf_config(const std::string& json_text, const std::string& source_name) {
   Problems problems;
   const Json json = parse_json(json_text, source_name, problems);
@@ -405,12 +471,12 @@ std::string write_hf_config(const ModelConfig& config) {
             {"tie_word_embeddings", config.tied},
             {"vocab_size", config.vocab}};
   } else {
-    const Family* family = find_family(config.family);
+    const ConfigFamily* family = find_family(config.family);
     CUBOID_CHECK(family != nullptr, "family " + config.family);
     json = {{"architectures", {family->classes.front()}},
             {"model_type", family->type},
             {"head_dim", config.head_dim},
-            {"hidden_act", config.family == "gemma" ? "gelu_pytorch_tanh" : "silu"},
+            {"hidden_act", family->activation},
             {"hidden_size", config.hidden},
             {"initializer_range", config.init_std},
             {"intermediate_size", config.ffn},
@@ -419,12 +485,23 @@ std::string write_hf_config(const ModelConfig& config) {
             {"num_hidden_layers", config.layers},
             {"num_key_value_heads", config.kv_heads},
             {"rms_norm_eps", config.norm_eps},
-            {"rope_scaling", rope_json(config.rope_scaling)},
-            {"rope_theta", config.rope_theta},
             {"tie_word_embeddings", config.tied},
             {"vocab_size", config.vocab}};
-    if (config.family != "qwen2") json["attention_bias"] = config.attention_bias;  // a Qwen2 always has them
-    if (config.family == "llama") json["mlp_bias"] = config.mlp_bias;
+    const bool mistral = config.family == "mistral";
+    const bool qwen = config.family == "qwen2" || config.family == "qwen3";
+    if (family->rotary) {
+      json["rope_scaling"] = rope_json(config.rope_scaling);
+      json["rope_theta"] = config.rope_theta;
+    }
+    for (const auto& [key, value] : config.extra) json[key] = value;
+    // A Qwen2 always has biases, a Mistral never.
+    if (config.family != "qwen2" && !mistral) json["attention_bias"] = config.attention_bias;
+    if (config.family != "gemma" && !mistral && !qwen) json["mlp_bias"] = config.mlp_bias;
+    if (mistral || qwen) json["sliding_window"] = config.window > 0 ? nlohmann::ordered_json(config.window) : nullptr;
+    if (qwen) {
+      json["use_sliding_window"] = config.window > 0;
+      json["max_window_layers"] = config.full_layers;
+    }
     if (config.family == "gemma") json["hidden_activation"] = "gelu_pytorch_tanh";
   }
   return json.dump(2) + "\n";

@@ -63,6 +63,7 @@ Var layer_norm(Tape& tape, const Var& x, Parameter& weight, Parameter& bias, dou
                   });
   if (!tape.recomputes_cheap()) return result;
   return result.recomputed_by([device, x = x.value(), &weight, &bias, eps] {
+    const PhaseScope scope(device, TracedPhase::recompute);
     const Tensor again = device.empty(x.shape(), x.dtype());
     kernels::layer_norm(device, x, weight.value, bias.value, eps, again, statistics(device, x, Category::workspace),
                         statistics(device, x, Category::workspace));
@@ -88,10 +89,35 @@ Var rms_norm(Tape& tape, const Var& x, Parameter& weight, double eps, double off
                            });
   if (!tape.recomputes_cheap()) return result;
   return result.recomputed_by([device, x = x.value(), &weight, eps, offset] {
+    const PhaseScope scope(device, TracedPhase::recompute);
     const Tensor again = device.empty(x.shape(), x.dtype());
     kernels::rms_norm(device, x, weight.value, offset, eps, again, statistics(device, x, Category::workspace));
     return again;
   });
+}
+
+Var rms_norm_heads(Tape& tape, const Var& qkv, const AttentionShape& shape, Parameter& q_weight, Parameter& k_weight,
+                   double eps) {
+  const Device& device = tape.device();
+  const std::int64_t heads = shape.heads;
+  const std::int64_t kv_heads = shape.kv_heads;
+  const Shape statistics_shape = {heads + kv_heads, qkv.shape().rows()};
+  const Tensor y = like(tape, qkv.value());
+  const Tensor rstd = device.empty(statistics_shape, compute_type(y.dtype()));
+  kernels::rms_norm_heads(device, qkv.value(), q_weight.value, k_weight.value, eps, heads, kv_heads, y, rstd);
+  return tape.record(y, {qkv.slot()}, {&q_weight, &k_weight},
+                     [=, slot = qkv.slot(), x = qkv.value(), &q_weight, &k_weight](Tape& t, Tensor dy) {
+                       if (slot.wanted()) {
+                         const Tensor dx = like(t, x);
+                         kernels::rms_norm_heads_input_gradient(t.device(), dy, x, q_weight.value, k_weight.value, rstd,
+                                                                heads, kv_heads, dx);
+                         t.contribute(slot, dx);
+                       }
+                       t.defer({&q_weight, &k_weight}, [=, device = t.device(), &q_weight, &k_weight] {
+                         kernels::rms_norm_heads_weight_gradient(device, dy, x, rstd, heads, kv_heads,
+                                                                 q_weight.gradient, k_weight.gradient);
+                       });
+                     });
 }
 
 Var gelu(Tape& tape, const Var& x) {
@@ -105,6 +131,7 @@ Var gelu(Tape& tape, const Var& x) {
   });
   if (!tape.recomputes_cheap()) return result;
   return result.recomputed_by([device = tape.device(), x = x.value()] {
+    const PhaseScope scope(device, TracedPhase::recompute);
     const Tensor again = device.empty(x.shape(), x.dtype());
     kernels::gelu(device, x, again);
     return again;
@@ -128,6 +155,7 @@ Var gated(Tape& tape, const Var& gate_up, GatedKernel kernel, GatedGradient grad
       });
   if (!tape.recomputes_cheap()) return result;
   return result.recomputed_by([device = tape.device(), x = gate_up.value(), shape = y.shape(), kernel] {
+    const PhaseScope scope(device, TracedPhase::recompute);
     const Tensor again = device.empty(shape, x.dtype());
     kernel(device, x, again);
     return again;
@@ -211,17 +239,18 @@ Var attention(Tape& tape, const Var& qkv, const AttentionShape& shape, const Ten
   kernels::split_heads(device, qkv.value(), cos, sin, q, k, v);
   const Tensor out = device.empty({length, batch, shape.heads * shape.head_dim}, dtype);   // (T,B,H*D)
   const Tensor log_sum = device.empty({batch, shape.heads, length}, compute_type(dtype));  // (B,H,T)
-  kernels::attention(device, q, k, v, mask, out, log_sum);
+  kernels::attention(device, q, k, v, mask, out, log_sum, shape.window);
   // Only the shape of qkv is needed afterwards: q, k and v hold its rotated values.
-  return tape.record(out, {qkv.slot()}, {}, [=, slot = qkv.slot(), qkv_shape = qkv.shape()](Tape& t, Tensor dout) {
-    const Tensor dq = like(t, q);
-    const Tensor dk = like(t, k);
-    const Tensor dv = like(t, v);
-    kernels::attention_gradient(t.device(), dout, q, k, v, out, log_sum, mask, dq, dk, dv);
-    const Tensor dqkv = t.device().empty(qkv_shape, dout.dtype());
-    kernels::split_heads_gradient(t.device(), dq, dk, dv, cos, sin, dqkv);
-    t.contribute(slot, dqkv);
-  });
+  return tape.record(out, {qkv.slot()}, {},
+                     [=, slot = qkv.slot(), qkv_shape = qkv.shape(), window = shape.window](Tape& t, Tensor dout) {
+                       const Tensor dq = like(t, q);
+                       const Tensor dk = like(t, k);
+                       const Tensor dv = like(t, v);
+                       kernels::attention_gradient(t.device(), dout, q, k, v, out, log_sum, mask, dq, dk, dv, window);
+                       const Tensor dqkv = t.device().empty(qkv_shape, dout.dtype());
+                       kernels::split_heads_gradient(t.device(), dq, dk, dv, cos, sin, dqkv);
+                       t.contribute(slot, dqkv);
+                     });
 }
 
 Var embedding(Tape& tape, const Tensor& tokens, Parameter& table, std::int64_t first_row) {
@@ -254,7 +283,11 @@ Var recompute(Tape& tape, const Var& x, std::function<Var(Tape&, const Var&)> pa
   return tape.record(std::move(y), {x.slot()}, {}, [slot = x.slot(), x = x.value(), part](Tape& t, Tensor dy) {
     const std::shared_ptr<Tape> again = t.nested(Tape::Mode::record);
     const Var input = again->input(x);
-    const Slot output = part(*again, input).slot();
+    Slot output;
+    {
+      const PhaseScope scope(t.device(), TracedPhase::recompute);
+      output = part(*again, input).slot();
+    }
     if (t.weights_at_once()) {
       again->backward(output, std::move(dy));
     } else {
@@ -268,6 +301,10 @@ Var recompute(Tape& tape, const Var& x, std::function<Var(Tape&, const Var&)> pa
 RopeTables rope_tables(const Device& device, const std::vector<double>& frequencies, std::int64_t first_position,
                        std::int64_t length, DType dtype) {
   const auto pairs = static_cast<std::int64_t>(frequencies.size());
+  if (device.kind() == DeviceKind::meta) {
+    return {device.empty({length, pairs}, dtype, Category::workspace),
+            device.empty({length, pairs}, dtype, Category::workspace)};
+  }
   const Device host = device.host();
   RopeTables tables{host.empty({length, pairs}, dtype, Category::workspace),
                     host.empty({length, pairs}, dtype, Category::workspace)};

@@ -43,6 +43,7 @@ void Tape::defer(std::initializer_list<Parameter*> parameters, std::function<voi
 
 template <typename Parameters>
 void Tape::run_weight_gradient(const Parameters& parameters, const std::function<void()>& run) {
+  const PhaseScope scope(device_, TracedPhase::weight_gradient);
   if (before_) {
     for (Parameter* p : parameters) before_(*p);
   }
@@ -67,6 +68,7 @@ void Tape::run_deferred() {
 }
 
 void Tape::walk(Slot output, Tensor gradient) {
+  const PhaseScope scope(device_, TracedPhase::input_gradient);
   contribute(output, std::move(gradient));
   while (!nodes_.empty()) {
     const Node node = std::move(nodes_.back());

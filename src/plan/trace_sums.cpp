@@ -5,11 +5,6 @@
 
 namespace cuboid {
 
-const char* name_of(TracedCommunication::Operation operation) {
-  constexpr const char* kNames[] = {"all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast"};
-  return kNames[static_cast<std::size_t>(operation)];
-}
-
 int ModelTrace::kind_of_layer(int layer) const {
   for (std::size_t kind = 0; kind < layers.size(); ++kind) {
     if (std::find(layers[kind].layers.begin(), layers[kind].layers.end(), layer) != layers[kind].layers.end()) {

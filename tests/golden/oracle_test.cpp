@@ -64,6 +64,12 @@ std::vector<Layout> training_layouts() {
       {.model = "gemma-tiny", .tp = 4, .sequence_parallel = true},  // 1 key/value head on all ranks
       {.model = "gemma-tiny", .tp = 2, .pp = 2, .dp = 2},
       {.model = "gemma-tiny", .pp = 4, .micro_batch = 1},
+      // Windows of 7 and 11 of 32 tokens; the heads' norms are partial over tp
+      {.model = "mistral-tiny", .pp = 2, .micro_batch = 4},
+      {.model = "mistral-tiny", .tp = 2, .pp = 2, .dp = 2, .sequence_parallel = true},
+      {.model = "qwen3-tiny", .micro_batch = 4},
+      {.model = "qwen3-tiny", .tp = 4},  // 2 key/value heads: two ranks hold each
+      {.model = "qwen3-tiny", .tp = 2, .pp = 2, .dp = 2, .sequence_parallel = true, .zero = 1},
       {.model = "llama-odd"},
       {.model = "llama-odd", .tp = 2, .micro_batch = 4},
       {.model = "llama-odd", .tp = 2, .sequence_parallel = true, .micro_batch = 1},

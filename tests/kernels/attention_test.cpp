@@ -7,7 +7,20 @@ using reference::Heads;
 
 // Sequences of one token, below, at, just above and far above a block of query rows; grouped and single key/value
 // heads.
-constexpr Heads kHeads[] = {{1, 2, 3, 1, 4}, {5, 3, 2, 2, 7}, {64, 1, 4, 2, 16}, {65, 2, 6, 3, 8}, {150, 1, 3, 3, 10}};
+constexpr Heads kHeads[] = {{1, 2, 3, 1, 4},
+                            {5, 3, 2, 2, 7},
+                            {64, 1, 4, 2, 16},
+                            {65, 2, 6, 3, 8},
+                            {150, 1, 3, 3, 10},
+                            // windows of one, longer than, as long as and just shorter than the sequence; whose edges
+                            // fall inside blocks of queries and of keys, and that leave whole blocks out
+                            {5, 2, 3, 1, 4, 1},
+                            {7, 1, 2, 2, 5, 9},
+                            {65, 1, 2, 1, 6, 65},
+                            {66, 1, 3, 3, 4, 65},
+                            {150, 1, 4, 2, 10, 37},
+                            {201, 1, 2, 2, 3, 64},
+                            {200, 1, 1, 1, 8, 1}};
 
 const Dropout kNone{};
 const Dropout kSome{.p = 0.2, .key = 77, .first_sample = (std::int64_t{1} << 33) + 5, .first_head = 6};
@@ -34,8 +47,8 @@ Result run(const Heads& s, const Input& in, const Dropout& mask, bool moved = fa
   const Tensor dout = place(tensor<T>({s.T, s.B, s.H * s.D}, in.dout));
   Result r{place(unset<T>(dout.shape())), unset<T>({s.B, s.H, s.T}), unset<T>(q_shape), unset<T>(k_shape),
            unset<T>(k_shape)};
-  attention(device(), q, k, v, mask, r.out, r.log_sum);
-  attention_gradient(device(), dout, q, k, v, r.out, r.log_sum, mask, r.dq, r.dk, r.dv);
+  attention(device(), q, k, v, mask, r.out, r.log_sum, s.window);
+  attention_gradient(device(), dout, q, k, v, r.out, r.log_sum, mask, r.dq, r.dk, r.dv, s.window);
   return r;
 }
 
@@ -92,7 +105,8 @@ Tolerance tolerance(const Heads& s, const Input& in, const Dropout& mask, const 
 
 std::string name(const Heads& s, const Dropout& mask) {
   return "T " + std::to_string(s.T) + " B " + std::to_string(s.B) + " H " + std::to_string(s.H) + " K " +
-         std::to_string(s.K) + " D " + std::to_string(s.D) + " p " + std::to_string(mask.p);
+         std::to_string(s.K) + " D " + std::to_string(s.D) + " window " + std::to_string(s.window) + " p " +
+         std::to_string(mask.p);
 }
 
 TEST(Attention, MatchesTheReference) {
@@ -121,7 +135,8 @@ TEST(Attention, MatchesTheReference) {
 }
 
 TEST(Attention, GradientsAreDerivatives) {
-  for (const Heads& s : {Heads{5, 3, 2, 2, 7}, Heads{70, 1, 4, 2, 6}}) {
+  for (const Heads& s :
+       {Heads{5, 3, 2, 2, 7}, Heads{70, 1, 4, 2, 6}, Heads{9, 2, 3, 1, 4, 3}, Heads{90, 1, 2, 1, 5, 20}}) {
     const Input in = input(s);
     for (const Dropout& mask : {kNone, kSome}) {
       const Result r = run<double>(s, in, mask);
@@ -136,6 +151,36 @@ TEST(Attention, GradientsAreDerivatives) {
           values(r.dv), in.v, [&](const Array& x) { return loss(in.q, in.k, x); }, "dv " + name(s, mask));
     }
   }
+}
+
+TEST(Attention, AWindowAsLongAsTheSequenceChangesNoBit) {
+  for (Heads s : {Heads{65, 2, 6, 3, 8}, Heads{150, 1, 3, 3, 10}}) {
+    const Input in = input(s);
+    const Result full = run<float>(s, in, kSome);
+    for (const std::int64_t window : {s.T, s.T + 1, std::int64_t{4096}}) {
+      s.window = window;
+      const Result wide = run<float>(s, in, kSome);
+      for (const auto member : {&Result::out, &Result::log_sum, &Result::dq, &Result::dk, &Result::dv}) {
+        EXPECT_TRUE(same_bits(full.*member, wide.*member)) << name(s, kSome);
+      }
+    }
+  }
+}
+
+// Keys that no query of a block sees are not read: NaN there changes nothing.
+TEST(Attention, KeysOutsideTheWindowAreSkipped) {
+  Heads s{200, 1, 1, 1, 4, 30};
+  const Input in = input(s);
+  const Tensor q = tensor<float>({1, 1, 200, 4}, in.q);
+  const auto attend = [&](double old_key) {
+    Array k = in.k;
+    for (std::size_t i = 0; i < 4 * 96; ++i) k[i] = old_key;  // queries from 128 on see keys from 99 on
+    const Tensor out = unset<float>({200, 1, 4});
+    attention(device(), q, tensor<float>({1, 1, 200, 4}, k), tensor<float>({1, 1, 200, 4}, in.v), kNone, out,
+              unset<float>({1, 1, 200}), s.window);
+    return out.narrow(128, 72);
+  };
+  EXPECT_TRUE(same_bits(attend(0), attend(std::nan(""))));
 }
 
 TEST(Attention, LargeScoresDoNotOverflow) {
@@ -184,17 +229,21 @@ TEST(Attention, WorkspaceIsCountedAndReturned) {
   const std::int64_t peak = counted.account().peak(Category::workspace);
   EXPECT_GT(peak, 0);
   EXPECT_LT(peak, omp_get_max_threads() * s.T * s.T * 4);  // less than one score matrix a thread
+  counted.account().reset_peaks();
+  attention(counted, q, kv, kv, kNone, unset<float>({100, 1, 16}), unset<float>({1, 2, 100}), 10);
+  EXPECT_LT(counted.account().peak(Category::workspace), peak) << "a window needs less";
 }
 
 TEST(Attention, RefusesSizesThatDoNotFit) {
   const auto zeros = [](Shape shape) { return device().zeros(std::move(shape), DType::float32); };
-  const auto attend = [&](const Shape& q, const Shape& k, const Dropout& mask = {}) {
-    attention(device(), zeros(q), zeros(k), zeros(k), mask, zeros({5, 1, 12}), zeros({1, 3, 5}));
+  const auto attend = [&](const Shape& q, const Shape& k, const Dropout& mask = {}, std::int64_t window = 0) {
+    attention(device(), zeros(q), zeros(k), zeros(k), mask, zeros({5, 1, 12}), zeros({1, 3, 5}), window);
   };
   EXPECT_NO_THROW(attend({1, 3, 5, 4}, {1, 3, 5, 4}));
   EXPECT_THROW(attend({1, 3, 5, 4}, {1, 2, 5, 4}), std::logic_error);  // 3 heads over 2
   EXPECT_THROW(attend({1, 3, 5, 4}, {1, 3, 6, 4}), std::logic_error);
   EXPECT_THROW(attend({1, 3, 5, 4}, {1, 3, 5, 4}, {.p = 0.1, .first_row = 2}), std::logic_error);
+  EXPECT_THROW(attend({1, 3, 5, 4}, {1, 3, 5, 4}, {}, -1), std::logic_error);
 }
 
 // ---------------------------------------------------------------- heads
@@ -250,6 +299,61 @@ TEST(Heads, SplitRotatesQueriesAndKeys) {
     check_split<double>(s, true);
   }
   check_split<float>({3, 2, 2, 1, 5}, false);  // an odd head dim
+}
+
+// Every q and k head is a row of an RMS norm, v passes.
+template <typename T>
+void check_head_norm(const Heads& s) {
+  constexpr double kEpsilon = 1e-5;
+  const std::int64_t width = (s.H + 2 * s.K) * s.D;
+  const Array qkv = normals<T>(10, s.T * s.B * width);
+  const Array wq = normals<T>(11, s.D);
+  const Array wk = normals<T>(12, s.D);
+  const Array dy = normals<T>(13, s.T * s.B * width);
+  const auto norm = [&](const Array& x, const Array& q_weight, const Array& k_weight) {
+    Array y = x;
+    for (std::int64_t r = 0; r < s.T * s.B; ++r) {
+      for (std::int64_t h = 0; h < s.H + s.K; ++h) {
+        const auto at = static_cast<std::ptrdiff_t>(r * width + h * s.D);
+        const Array head(x.begin() + at, x.begin() + at + s.D);
+        const Array normed = reference::rms_norm(head, h < s.H ? q_weight : k_weight, kEpsilon);
+        std::copy(normed.begin(), normed.end(), y.begin() + at);
+      }
+    }
+    return y;
+  };
+  const Tensor x = tensor<T>({s.T, s.B, width}, qkv);
+  const Tensor q_weight = tensor<T>({s.D}, wq);
+  const Tensor k_weight = tensor<T>({s.D}, wk);
+  const Tensor y = unset<T>(x.shape());
+  const Tensor rstd = unset<T>({s.H + s.K, s.T * s.B});
+  rms_norm_heads(device(), x, q_weight, k_weight, kEpsilon, s.H, s.K, y, rstd);
+  const Array expected = norm(qkv, wq, wk);
+  Array bound(expected.size());
+  for (std::size_t i = 0; i < bound.size(); ++i) bound[i] = (depth(s.D) + 4) * kEps<T> * std::abs(expected[i]);
+  expect_within(values(y), expected, bound, "heads' norms");
+  if constexpr (std::is_same_v<T, double>) {
+    const Tensor dx = unset<T>(x.shape());
+    rms_norm_heads_input_gradient(device(), tensor<T>(x.shape(), dy), x, q_weight, k_weight, rstd, s.H, s.K, dx);
+    const Tensor dwq = device().zeros({s.D}, dtype_of<T>);
+    const Tensor dwk = device().zeros({s.D}, dtype_of<T>);
+    rms_norm_heads_weight_gradient(device(), tensor<T>(x.shape(), dy), x, rstd, s.H, s.K, dwq, dwk);
+    expect_gradient(
+        values(dx), qkv, [&](const Array& v) { return dot(dy, norm(v, wq, wk)); }, "heads' inputs");
+    expect_gradient(
+        values(dwq), wq, [&](const Array& v) { return dot(dy, norm(qkv, v, wk)); }, "q's weight");
+    expect_gradient(
+        values(dwk), wk, [&](const Array& v) { return dot(dy, norm(qkv, wq, v)); }, "k's weight");
+  }
+}
+
+TEST(Heads, QueriesAndKeysAreNormalised) {
+  for (const Heads& s : {Heads{1, 1, 1, 1, 3}, Heads{5, 3, 4, 2, 6}, Heads{7, 2, 3, 1, 40}}) {
+    check_head_norm<float>(s);
+    check_head_norm<double>(s);
+  }
+  EXPECT_THROW(rms_norm_heads(device(), device().zeros({3, 1, 13}, DType::float32), {}, {}, 1e-5, 1, 1, {}, {}),
+               std::logic_error);
 }
 
 TEST(Heads, RefusesHalfARotation) {

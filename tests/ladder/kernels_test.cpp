@@ -124,7 +124,7 @@ TEST_P(OfType, Attention) {
   const std::int64_t K = 3;
   const std::int64_t T = 150;  // two blocks of query rows
   const std::int64_t D = 10;
-  for (const double p_drop : {0.0, 0.2}) {
+  for (const auto& [p_drop, window] : {std::pair{0.0, 0}, {0.2, 0}, {0.0, 45}, {0.2, 45}}) {
     const Dropout mask{.p = p_drop, .key = 7, .first_sample = 3, .first_head = 6};
     expect_same_on_both("attention", 64, [&](const Place& p) {
       const Tensor qkv = p.normals("qkv", {T, B, (H + 2 * K) * D}, type());
@@ -136,12 +136,12 @@ TEST_P(OfType, Attention) {
       split_heads(p.device, qkv, cos, sin, q, k, v);
       const Tensor out = p.empty({T, B, H * D}, type());
       const Tensor log_sum = p.empty({B, H, T});
-      attention(p.device, q, k, v, mask, out, log_sum);
+      attention(p.device, q, k, v, mask, out, log_sum, window);
       const Tensor dout = p.normals("dout", {T, B, H * D}, type());
       const Tensor dq = p.empty(q.shape(), type());
       const Tensor dk = p.empty(k.shape(), type());
       const Tensor dv = p.empty(v.shape(), type());
-      attention_gradient(p.device, dout, q, k, v, out, log_sum, mask, dq, dk, dv);
+      attention_gradient(p.device, dout, q, k, v, out, log_sum, mask, dq, dk, dv, window);
       const Tensor dqkv = p.empty(qkv.shape(), type());
       split_heads_gradient(p.device, dq, dk, dv, cos, sin, dqkv);
       const Tensor plain = p.empty(q.shape(), type());
@@ -149,6 +149,29 @@ TEST_P(OfType, Attention) {
       return std::vector<Tensor>{q, out, log_sum, dq, dk, dv, dqkv, plain, k, v};
     });
   }
+}
+
+TEST_P(OfType, NormsOfHeads) {
+  const std::int64_t rows = 133;
+  const std::int64_t H = 4;
+  const std::int64_t K = 2;
+  const std::int64_t D = 14;
+  expect_same_on_both("rms_norm_heads", 64, [&](const Place& p) {
+    const Shape fused = {rows, (H + 2 * K) * D};
+    const Tensor qkv = p.normals("qkv", fused, type());
+    const Tensor wq = p.normals("wq", {D}, type());
+    const Tensor wk = p.normals("wk", {D}, type());
+    const Tensor y = p.empty(fused, type());
+    const Tensor rstd = p.empty({H + K, rows});
+    rms_norm_heads(p.device, qkv, wq, wk, 1e-6, H, K, y, rstd);
+    const Tensor dy = p.normals("dy", fused, type());
+    const Tensor dqkv = p.empty(fused, type());
+    rms_norm_heads_input_gradient(p.device, dy, qkv, wq, wk, rstd, H, K, dqkv);
+    const Tensor dwq = p.normals("dwq", {D});
+    const Tensor dwk = p.normals("dwk", {D});
+    rms_norm_heads_weight_gradient(p.device, dy, qkv, rstd, H, K, dwq, dwk);
+    return std::vector<Tensor>{y, rstd, dqkv, dwq, dwk};
+  });
 }
 
 TEST_P(OfType, EmbeddingsAndCrossEntropy) {

@@ -45,7 +45,11 @@ TEST(ParameterTotals, AreThePublishedOnes) {
       {"gpt2", 124'439'808},          {"gpt2-medium", 354'823'168},      {"gpt2-large", 774'030'080},
       {"gpt2-xl", 1'557'611'200},     {"tinyllama-1.1b", 1'100'048'384}, {"llama2-7b", 6'738'415'616},
       {"llama2-13b", 13'015'864'320}, {"llama2-70b", 68'976'648'192},    {"llama3-8b", 8'030'261'248},
-      {"llama3.1-8b", 8'030'261'248}, {"llama3.1-70b", 70'553'706'496},  {"llama3.2-1b", 1'235'814'400}};
+      {"llama3.1-8b", 8'030'261'248}, {"llama3.1-70b", 70'553'706'496},  {"llama3.2-1b", 1'235'814'400},
+      {"mistral-7b", 7'241'732'096},  {"qwen2-0.5b", 494'032'768},       {"qwen2-7b", 7'615'616'512},
+      {"gemma-2b", 2'506'172'416},    {"gemma-7b", 8'537'680'896},       {"qwen3-0.6b", 596'049'920},
+      {"qwen3-1.7b", 1'720'574'976},  {"qwen3-4b", 4'022'468'096},       {"qwen3-8b", 8'190'735'360},
+      {"qwen3-14b", 14'768'307'200},  {"qwen3-32b", 32'762'123'264}};
   for (const auto& [name, total] : presets) EXPECT_EQ(parameters_of(load_model(name)).total(), total) << name;
 }
 
@@ -68,6 +72,13 @@ TEST(Flops, CountEveryMatrixThatMultipliesActivations) {
   EXPECT_EQ(flops.parameters, 2'471'493'632.0);
   EXPECT_EQ(flops.attention, 536'870'912.0 / 2) << "half of the full square: causal";
   EXPECT_EQ(flops.training(), 3 * flops.forward());
+  // Of keys outside a window there are no scores: T = 8, W = 3.
+  ModelConfig sliding = config;
+  sliding.window = 3;
+  EXPECT_EQ(flops_per_token(sliding, 8).attention, 16 * 4.0 * (3 - 9.0 / 16) * 32 * 64);
+  sliding.full_layers = 15;
+  EXPECT_EQ(flops_per_token(sliding, 8).attention, (15 * 4.0 * 4 + 4.0 * (3 - 9.0 / 16)) * 32 * 64);
+  EXPECT_EQ(flops_per_token(sliding, 3).attention, flops_per_token(config, 3).attention);
   // GPT-2: 12 layers of 12·C², and the tied head; gathers of embedding rows are no products.
   EXPECT_EQ(flops_per_token(case_config("gpt2-124m"), 8).parameters, 2.0 * (12 * 12 * 768 * 768 + 50257 * 768));
 }
@@ -200,7 +211,7 @@ TEST(HuggingFaceNames, AreThoseOfThePublishedFiles) {
 }
 
 TEST(Registry, NamesTheKnownFamilies) {
-  EXPECT_THAT(model_families(), ElementsAre("gpt2", "llama", "qwen2", "gemma"));
+  EXPECT_THAT(model_families(), ElementsAre("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma"));
   ModelConfig config;
   config.family = "mamba";
   try {
@@ -208,7 +219,7 @@ TEST(Registry, NamesTheKnownFamilies) {
     FAIL() << "nothing was refused";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::request);
-    EXPECT_STREQ(error.what(), "model family 'mamba' is unknown; known are gpt2, llama, qwen2, gemma");
+    EXPECT_STREQ(error.what(), "model family 'mamba' is unknown; known are gpt2, llama, mistral, qwen2, qwen3, gemma");
   }
 }
 

@@ -188,6 +188,14 @@ std::vector<OpCase> attention_cases() {
                        }});
     }
   }
+  const ops::AttentionShape sliding{.heads = 4, .kv_heads = 2, .head_dim = 3, .window = 2};
+  const std::int64_t width = (sliding.heads + 2 * sliding.kv_heads) * sliding.head_dim;
+  cases.push_back({"attention_window", {{kT, kB, width}}, {}, [=](Tape& t, const auto& x, auto&) {
+                     return ops::attention(t, x[0], sliding, {}, {}, {});
+                   }});
+  cases.push_back({"rms_norm_heads", {{kT, kB, width}}, {{3}, {3}}, [=](Tape& t, const auto& x, auto& p) {
+                     return ops::rms_norm_heads(t, x[0], sliding, p[0], p[1], 1e-2);
+                   }});
   return cases;
 }
 

@@ -57,6 +57,18 @@ void rms_norm_input_gradient(const Device& device, const Tensor& dy, const Tenso
 void rms_norm_weight_gradient(const Device& device, const Tensor& dy, const Tensor& x, const Tensor& rstd,
                               const Tensor& dweight);
 
+/// RMS norms of every q and k head of a fused projection qkv (T,B,(H+2K)·D) over D, with a weight (D) for all q heads
+/// and one for all k heads; v heads are copied. rstd: (H+K,N).
+void rms_norm_heads(const Device& device, const Tensor& qkv, const Tensor& q_weight, const Tensor& k_weight, double eps,
+                    std::int64_t heads, std::int64_t kv_heads, const Tensor& y, const Tensor& rstd);
+void rms_norm_heads_input_gradient(const Device& device, const Tensor& dy, const Tensor& qkv, const Tensor& q_weight,
+                                   const Tensor& k_weight, const Tensor& rstd, std::int64_t heads,
+                                   std::int64_t kv_heads, const Tensor& dqkv);
+/// Adds to dq_weight (D) and dk_weight (D).
+void rms_norm_heads_weight_gradient(const Device& device, const Tensor& dy, const Tensor& qkv, const Tensor& rstd,
+                                    std::int64_t heads, std::int64_t kv_heads, const Tensor& dq_weight,
+                                    const Tensor& dk_weight);
+
 // ---------------------------------------------------------------- elementwise
 
 /// Tanh approximation of GELU: x/2·(1 + tanh(sqrt(2/π)·(x + 0.044715·x³))).
@@ -112,14 +124,15 @@ void split_heads_gradient(const Device& device, const Tensor& dq, const Tensor& 
                           const Tensor& sin, const Tensor& dqkv);
 
 /// Causal attention: out (T,B,H·D) = dropout(softmax(q·kᵀ/sqrt(D)))·v; query head h uses key/value head h / (H/K).
-/// Worked in blocks of query rows: no (T,T) matrix exists. log_sum (B,H,T): log of the softmax's denominator, for
+/// With a window, query t sees keys t - window + 1 … t only; 0: all up to t. Worked in blocks of query rows, and only
+/// on the keys that a block sees: no (T,T) matrix exists. log_sum (B,H,T): log of the softmax's denominator, for
 /// backward. Dropout: row = query position, column = key position, head = first_head + h.
 void attention(const Device& device, const Tensor& q, const Tensor& k, const Tensor& v, const Dropout& mask,
-               const Tensor& out, const Tensor& log_sum);
+               const Tensor& out, const Tensor& log_sum, std::int64_t window = 0);
 /// dq, dk, dv are overwritten. Recomputes the scores from q, k and log_sum.
 void attention_gradient(const Device& device, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& out, const Tensor& log_sum, const Dropout& mask, const Tensor& dq,
-                        const Tensor& dk, const Tensor& dv);
+                        const Tensor& dk, const Tensor& dv, std::int64_t window = 0);
 
 // ---------------------------------------------------------------- embeddings
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cuboid/formats/hf_config.h"
 #include "cuboid/models/model.h"
 
 namespace cuboid {
@@ -11,6 +12,9 @@ namespace cuboid {
 /// The family of a configuration. @throws Error{request} naming the known families
 const Model& model_of(const ModelConfig& config);
 std::vector<std::string> model_families();
+/// Adds a family and how its configurations are read: from then on every command knows it. Before ranks start: not
+/// thread safe. @throws std::logic_error if a family of that name, or its configuration type, is known already
+void register_model(std::unique_ptr<Model> model, ConfigFamily configuration);
 
 /// The configuration's parameters, in pipeline order.
 ParameterTable parameters_of(const ModelConfig& config);
@@ -18,7 +22,9 @@ ParameterTable parameters_of(const ModelConfig& config);
 /// Forward matrix-product FLOPs per token.
 struct FlopsPerToken {
   double parameters = 0;  ///< 2 × weights of all matrices that multiply activations, output head included
-  double attention = 0;   ///< scores and context, causal: 2·T·H·D a layer (half of the full square's 4·T·H·D)
+  /// Scores and context of the keys that a query sees: 2·T·H·D a layer (half of the full square's 4·T·H·D), or with a
+  /// window W < T 4·(W - W²/(2T))·H·D.
+  double attention = 0;
   double forward() const { return parameters + attention; }
   /// Forward and backward: backward costs twice the forward.
   double training() const { return 3 * forward(); }

@@ -13,6 +13,10 @@ Var linear(Tape& tape, const Var& x, Parameter& weight, Parameter* bias);
 Var layer_norm(Tape& tape, const Var& x, Parameter& weight, Parameter& bias, double eps);
 /// `offset` is added to the weight (Gemma: 1).
 Var rms_norm(Tape& tape, const Var& x, Parameter& weight, double eps, double offset = 0);
+struct AttentionShape;
+/// Every q and k head of a fused projection qkv (T,B,(H+2K)·D) normalised over D; v as it is.
+Var rms_norm_heads(Tape& tape, const Var& qkv, const AttentionShape& shape, Parameter& q_weight, Parameter& k_weight,
+                   double eps);
 Var gelu(Tape& tape, const Var& x);
 /// (…,2F) gate | up → (…,F).
 Var swiglu(Tape& tape, const Var& gate_up);
@@ -31,6 +35,7 @@ struct AttentionShape {
   std::int64_t heads = 0;     ///< this rank's query heads
   std::int64_t kv_heads = 0;  ///< this rank's key/value heads; divides heads
   std::int64_t head_dim = 0;
+  std::int64_t window = 0;  ///< sliding window; 0: none
 };
 /// Causal attention of a fused projection qkv (T,B,(H+2K)·D) → (T,B,H·D). cos, sin (T,D/2): rotary tables, or
 /// undefined.

@@ -49,7 +49,8 @@ class GradientReduction {
 };
 
 /// Adds up gradients that are partial over the tensor axis: replicated parameters under sequence parallelism (each rank
-/// saw its part of the sequence) and key/value heads that several ranks hold.
+/// saw its part of the sequence), parameters that are marked partial (each rank saw its heads), and key/value heads
+/// that several ranks hold.
 class TensorPartialGradients {
  public:
   /// Collective over the tensor group.

@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "cuboid/comm/meta.h"
 #include "cuboid/core/dtype.h"
 #include "cuboid/runtime/traced_kernel.h"
 #include "cuboid/value/grid.h"
@@ -19,7 +20,7 @@ namespace cuboid {
 
 /// A collective of one rank. Transfers between pipeline stages are not in a trace.
 struct TracedCommunication {
-  enum class Operation : std::uint8_t { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast };
+  using Operation = Collective;
   Axis axis = Axis::tp;
   Operation operation = Operation::all_reduce;
   int ranks = 1;  ///< of the group
@@ -29,7 +30,6 @@ struct TracedCommunication {
   DType dtype = DType::float32;
   TracedPhase phase = TracedPhase::forward;
 };
-const char* name_of(TracedCommunication::Operation operation);
 
 using TracedEvent = std::variant<TracedKernel, TracedCommunication>;
 
@@ -71,6 +71,7 @@ struct TracedBlock {
   TracedPass weight_gradient;             ///< … and W
   TracedBytes kept;                       ///< what forward leaves for backward, its input included where that is kept
   TracedBytes kept_after_input_gradient;  ///< what I leaves for W
+  TracedBytes resident;                   ///< what every stage with such a block keeps for the whole run: rotary tables
   std::int64_t output_bytes = 0;          ///< its result on this rank, what crosses a stage boundary; 0: head
   TracedParameters parameters;
 };

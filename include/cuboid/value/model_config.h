@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 namespace cuboid {
@@ -33,8 +34,14 @@ struct ModelConfig {
   bool attention_bias = false;         ///< biases on the q, k and v projections
   bool attention_output_bias = false;  ///< bias on attention's output projection
   bool mlp_bias = false;
-  double rope_theta = 10000;  ///< families with rotary embeddings
+  bool qk_norm = false;          ///< every query and key head is normalised before it is rotated (Qwen3)
+  std::int64_t window = 0;       ///< sliding window: a query sees itself and the window - 1 tokens before; 0: all
+  std::int64_t full_layers = 0;  ///< first layers, which see all tokens in spite of a window
+  double rope_theta = 10000;     ///< families with rotary embeddings
   RopeScaling rope_scaling;
+  std::map<std::string, double> extra;  ///< numbers of a family that is not built in, by their key in config.json
+  /// Window of a layer's attention; 0: none.
+  std::int64_t window_of(std::int64_t layer) const { return layer < full_layers ? 0 : window; }
   friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 };
 

@@ -31,8 +31,10 @@ struct ParameterInfo {
   int block = 0;              ///< position in the pipeline: 0 embedding, 1…L layers, L+1 head
   int split_dim = -1;         ///< dim cut over the tensor axis; -1: replicated
   std::vector<Piece> pieces;  ///< cover split_dim in order; empty iff split_dim is -1
-  std::string tied_with;      ///< name of the parameter whose values this one shares (an output head); or empty
-  bool decay = false;         ///< weight decay acts on it (matrices and embeddings)
+  /// Replicated, but a tensor rank's gradient is only its own heads' share: the ranks' gradients are added.
+  bool partial = false;
+  std::string tied_with;  ///< name of the parameter whose values this one shares (an output head); or empty
+  bool decay = false;     ///< weight decay acts on it (matrices and embeddings)
   Initializer initializer = Initializer::zeros;
   double init_std = 0;
 };
