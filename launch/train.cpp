@@ -137,9 +137,9 @@ void warn_of_other_checkpoints(const RunConfig& run) {
       fmt::format("--out {}: holds checkpoints of an earlier run; --resume auto would go on from there", run.out));
 }
 
-// The GPU that the ranks share; -1: they compute on the CPU.
-int choose_gpu(DeviceChoice device, const Fabric& fabric) {
-  if (device != DeviceChoice::cuda) return -1;
+// The GPUs of this process's ranks; none: they compute on the CPU.
+std::vector<int> choose_gpus(DeviceChoice device, const Fabric& fabric, int ranks) {
+  if (device != DeviceChoice::cuda) return {};
   const GpuReport report = find_gpus();
   if (report.gpus.empty()) {
     throw Error(ErrorKind::request, "--device cuda: no GPU to use: " + describe_missing_gpus(report));
@@ -151,7 +151,7 @@ int choose_gpu(DeviceChoice device, const Fabric& fabric) {
   }
   log::info(fmt::format("on GPU {}: {}, {}", report.gpus.front().ordinal, report.gpus.front().name,
                         report.gpus.front().uuid));
-  return report.gpus.front().ordinal;
+  return std::vector<int>(static_cast<std::size_t>(ranks), report.gpus.front().ordinal);
 }
 
 struct Finished {
@@ -245,7 +245,7 @@ int train_command(const Arguments& arguments) {
   }
   Fabric fabric;
   collect(problems, [&] { fabric = {join_job(draft.fabric), draft.ranks_per_process}; });
-  collect(problems, [&] { fabric.gpu = choose_gpu(draft.device, fabric); });
+  collect(problems, [&] { fabric.gpus = choose_gpus(draft.device, fabric, run.grid.world()); });
   const Checkpoint* checkpoint = draft.checkpoint ? &*draft.checkpoint : nullptr;
   const ModelConfig model = checked_model(run, checkpoint, problems);
   if (speaks()) {

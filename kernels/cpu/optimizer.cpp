@@ -1,7 +1,6 @@
 #include "kernels/body/optimizer.h"
 
 #include "kernels/adamw_step.h"
-
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/launch.h"
 

@@ -20,6 +20,7 @@ class Group {
   Group(std::shared_ptr<World> world, std::vector<int> world_ranks, std::string name);
 
   int size() const { return static_cast<int>(world_ranks_.size()); }
+  const std::shared_ptr<World>& world() const { return world_; }
   int world_rank(int rank) const { return world_ranks_[rank]; }
   /// "`what` of communicator "tp" (member 1 of 4 waits)".
   std::string describe(int rank, const std::string& what) const;

@@ -59,6 +59,8 @@ class GroupCommunicator : public Communicator {
                  tensor, tensor);
   }
 
+  void check() const override { group_->world()->throw_if_aborted(); }
+
   void barrier() override { start({.kind = CallKind::barrier}, {}, {}).wait(); }
 
   Work send(Tensor tensor, int to, int tag) override {

@@ -73,7 +73,7 @@ void run_rank(int rank, const std::function<void(RankContext&)>& body, const Ran
     RankContext context;
     context.rank = rank;
     context.size = world->size();
-    if (options.gpu >= 0) context.device = Device::cuda(options.gpu);
+    if (!options.gpus.empty()) context.device = Device::cuda(options.gpus.at(static_cast<std::size_t>(rank)));
     const auto communicator =
         traced(detail::make_threads_communicator(world, group, rank, context.device, "world"), recorder);
     context.world = communicator.get();
@@ -104,9 +104,8 @@ void run_ranks(int ranks, const std::function<void(RankContext&)>& body, const R
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     try {
-      threads.emplace_back([&, rank] {
-        run_rank(rank, body, options, world, group, recorders[static_cast<std::size_t>(rank)], cause);
-      });
+      threads.emplace_back(
+          [&, rank] { run_rank(rank, body, options, world, group, recorders[static_cast<std::size_t>(rank)], cause); });
     } catch (const std::system_error& error) {
       cause.record(
           rank,

@@ -134,7 +134,8 @@ class RankTrainer {
     metrics.loss = loss.mean();
     metrics.tokens = std::int64_t{in_.run.global_batch} * in_.run.seq_len;
     measure(metrics);
-    metrics.schedule_bubble_fraction = bubble_.schedule_bubble(replica_.spans(), *context_.world, context_.device.host());
+    metrics.schedule_bubble_fraction =
+        bubble_.schedule_bubble(replica_.spans(), *context_.world, context_.device.host());
     metrics.step_seconds = seconds_since(begin);
     metrics.tokens_per_second = static_cast<double>(metrics.tokens) / metrics.step_seconds;
     metrics.tflops_per_rank = in_.flops.training() * metrics.tokens_per_second / context_.size / 1e12;
@@ -345,8 +346,10 @@ TrainResult train(const RunConfig& run, const ModelConfig& model, const TrainEve
     const TrainResult mine = trainer.run();
     if (context.rank == 0) result = mine;
   };
-  const RankOptions options{
-      .deadline = run.deadline, .threads_per_rank = run.threads_per_rank, .gpu = fabric.gpu, .on_failure = events.on_failure};
+  const RankOptions options{.deadline = run.deadline,
+                            .threads_per_rank = run.threads_per_rank,
+                            .gpus = fabric.gpus,
+                            .on_failure = events.on_failure};
   try {
     if (fabric.job == nullptr) {
       run_ranks(world, train_rank, options);

@@ -104,6 +104,13 @@ TEST(Requests, WhatIsMissing) {
   expect_refused({"train", "--model"}, {"--model: needs a value (M)"});
 }
 
+// On a machine with a GPU the request is right; then the driver is told to hide it.
+TEST(Requests, GpuThatIsNotThere) {
+  setenv("CUDA_VISIBLE_DEVICES", "", 1);
+  expect_refused(request({"--device", "cuda", "--tp", "3"}), {"--device cuda: no GPU to use: ", "--tp 3: "});
+  unsetenv("CUDA_VISIBLE_DEVICES");
+}
+
 TEST(Requests, ModelThatCannotFitInMemory) {
   const std::string data = kOracle + "/tokens.bin";
   expect_refused({"train", "--model", "llama3.1-70b", "--dp", "1000", "--global-batch", "1000", "--data", data},

@@ -315,10 +315,10 @@ cudaError_t cudaFreeHost(void* pointer) {
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   const bool from_device = memory().holds(from);
   const bool to_device = memory().holds(to);
-  const bool as_told = kind == cudaMemcpyDefault || (from_device ? to_device ? kind == cudaMemcpyDeviceToDevice
-                                                                             : kind == cudaMemcpyDeviceToHost
-                                                     : to_device ? kind == cudaMemcpyHostToDevice
-                                                                 : kind == cudaMemcpyHostToHost);
+  const bool as_told = kind == cudaMemcpyDefault ||
+                       (from_device ? to_device ? kind == cudaMemcpyDeviceToDevice : kind == cudaMemcpyDeviceToHost
+                        : to_device ? kind == cudaMemcpyHostToDevice
+                                    : kind == cudaMemcpyHostToHost);
   if (!as_told) return report(cudaErrorInvalidValue);
   void* const target = emulated_cuda::for_workers(to);
   if (!from_device && !pinned_memory().holds(from)) {

@@ -1,7 +1,5 @@
 #include "harness.h"
 
-#include "gpu.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -14,6 +12,8 @@
 #include "cuboid/formats/hf_config.h"
 #include "cuboid/train/optimizer.h"
 #include "cuboid/train/weights.h"
+
+#include "gpu.h"
 
 namespace cuboid::golden {
 namespace {
@@ -163,7 +163,7 @@ Trace trace(const RunConfig& run, const ModelConfig& model) {
     made.losses.push_back(m.loss);
     made.grad_norms.push_back(m.grad_norm);
   };
-  made.result = train(run, model, events, nullptr, {.gpu = g_gpu});
+  made.result = train(run, model, events, nullptr, {.gpus = gpus_of(run.grid.world())});
   return made;
 }
 
@@ -224,7 +224,7 @@ Learned learn(const RunConfig& run, const ModelConfig& model, const StepReader& 
               learned.weight_norms = mine.weight_norms;
               learned.weights_hash = fmt::format("{:016x}", static_cast<std::uint64_t>(*hash.data<std::int64_t>()));
             },
-            {.deadline = run.deadline, .gpu = g_gpu});
+            {.deadline = run.deadline, .gpus = gpus_of(run.grid.world())});
   return learned;
 }
 
@@ -247,7 +247,7 @@ std::vector<float> logits_of_first_sequence(const RunConfig& run, const ModelCon
         const Tensor all = replica.logits(0);  // (T,V); collective over tp
         if (at[Axis::tp] == 0) logits.assign(all.data<float>(), all.data<float>() + all.elements());
       },
-      {.deadline = run.deadline, .gpu = g_gpu});
+      {.deadline = run.deadline, .gpus = gpus_of(run.grid.world())});
   return logits;
 }
 

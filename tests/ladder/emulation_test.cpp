@@ -49,7 +49,7 @@ int wrong_sums(bool forget) {
                 context.world->barrier();
               }
             },
-            {.gpu = 0});
+            {.gpus = {0, 0}});
   return wrong;
 }
 

@@ -30,8 +30,8 @@ std::vector<Layout> layouts() {
 
 class OnOneGpu : public testing::TestWithParam<Layout> {
  protected:
-  OnOneGpu() { g_gpu = 0; }
-  ~OnOneGpu() override { g_gpu = -1; }
+  OnOneGpu() { g_on_gpu = true; }
+  ~OnOneGpu() override { g_on_gpu = false; }
 };
 
 TEST_P(OnOneGpu, FollowsTheReference) {

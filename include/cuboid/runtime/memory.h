@@ -78,7 +78,7 @@ class Buffer {
     return data_;
   }
   std::size_t bytes() const { return bytes_; }
-  const MemorySource& memory() const { return *memory_; }
+  MemorySource& memory() const { return *memory_; }
   /// Moves the bytes to another rank's source and account: a hand-over between ranks of one process, whose sources give
   /// memory of the same kind.
   void rehome(std::shared_ptr<MemorySource> memory, std::shared_ptr<MemoryAccount> account, Category category);

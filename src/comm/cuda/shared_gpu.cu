@@ -1,14 +1,12 @@
-#include "shared_gpu.h"
-
 #include <string>
 #include <type_traits>
 
 #include "cuboid/core/error.h"
 
+#include "../operation.h"
 #include "kernel_launch.h"
 #include "runtime/cuda/gpu.h"
-
-#include "../operation.h"
+#include "shared_gpu.h"
 
 namespace cuboid::detail {
 namespace {

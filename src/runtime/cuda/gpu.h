@@ -1,5 +1,5 @@
-// What a rank uses of a GPU: its compute stream, its device memory and its pinned staging memory. Ranks that share a GPU
-// (threads of one process, for tests) each have their own.
+// What a rank uses of a GPU: its compute stream, its device memory and its pinned staging memory. Ranks that share a
+// GPU (threads of one process, for tests) each have their own.
 #pragma once
 
 #include <cstdint>

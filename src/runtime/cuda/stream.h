@@ -1,5 +1,5 @@
-// Streams and events that are destroyed with their owner. A stream is a queue of work on a GPU; an event is a place in a
-// stream that another one can be made to wait for.
+// Streams and events that are destroyed with their owner. A stream is a queue of work on a GPU; an event is a place in
+// a stream that another one can be made to wait for.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
 // CUDA on the CPU, for tests without a GPU. Streams are threads that work off their queues with random delays; events
-// really order them. Device memory is mapped twice: at the addresses that programs see nobody may read or write, so host
-// code that touches device memory faults; workers use the other mapping. Fresh device memory is filled with NaN.
+// really order them. Device memory is mapped twice: at the addresses that programs see nobody may read or write, so
+// host code that touches device memory faults; workers use the other mapping. Fresh device memory is filled with NaN.
 // Not here: speed, and anything that the project does not call.
 #pragma once
 
