@@ -1,7 +1,9 @@
 #include "gpu.h"
 
+#include <chrono>
 #include <cstring>
 #include <new>
+#include <thread>
 
 #include "../capacity.h"
 
@@ -107,6 +109,7 @@ void* Gpu::pinned(std::size_t capacity) {
 
 void Gpu::copy_from_host(void* to, const void* from, std::size_t bytes) {
   if (bytes > kMostStaged) {
+    synchronize();
     CUBOID_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, compute_.get()));
     compute_.synchronize();
     return;
@@ -118,7 +121,19 @@ void Gpu::copy_from_host(void* to, const void* from, std::size_t bytes) {
   staging_.push_back({block, capacity, compute_.mark()});
 }
 
+void Gpu::synchronize() {
+  if (!watch_) return compute_.synchronize();
+  const Mark all = compute_.mark();
+  const auto start = std::chrono::steady_clock::now();
+  while (!all->done()) {
+    // Short waits are common, and sleeping longer than they last would be what a step waits for.
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    watch_(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+}
+
 void Gpu::copy_to_host(void* to, const void* from, std::size_t bytes) {
+  synchronize();
   CUBOID_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, compute_.get()));
   compute_.synchronize();
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -39,7 +40,11 @@ class Gpu final : public MemorySource {
   void copy_from_host(void* to, const void* from, std::size_t bytes) override;
   /// Waits for everything queued, and for the copy.
   void copy_to_host(void* to, const void* from, std::size_t bytes) override;
-  void synchronize() override { compute_.synchronize(); }
+  void synchronize() override;
+
+  /// Called now and then while the host waits for the GPU, with the seconds waited so far; may throw to give up.
+  using Watch = std::function<void(double waited)>;
+  void set_watch(Watch watch) { watch_ = std::move(watch); }
 
   /// State of the kernels above (a cuBLASLt handle and its algorithms), made when first asked for.
   template <typename State>
@@ -65,6 +70,7 @@ class Gpu final : public MemorySource {
   std::map<std::size_t, std::vector<void*>> pinned_free_;
   std::deque<Staging> staging_;  // oldest first
   std::shared_ptr<void> kernels_;
+  Watch watch_;
 };
 
 /// @pre device.kind() is DeviceKind::cuda
