@@ -360,7 +360,7 @@ void add_gpu_list(Topology& topology, std::string_view text, const std::string& 
     for (std::size_t i = 0; i < instances[d].size(); ++i) {
       TopologyDevice instance = kind.devices[d];
       instance.name += fmt::format("/MIG{}", i);
-      instance.kind = DeviceKind::mig;
+      instance.kind = TopologyDeviceKind::mig;
       instance.id = instances[d][i];
       seats.emplace_back(instance, gpu);
     }
@@ -370,7 +370,7 @@ void add_gpu_list(Topology& topology, std::string_view text, const std::string& 
   divided.nics = kind.nics;
   for (const auto& [device, gpu] : seats) {
     for (const auto& [other, other_gpu] : seats) {
-      const bool peers = device.kind != DeviceKind::mig && other.kind != DeviceKind::mig;
+      const bool peers = device.kind != TopologyDeviceKind::mig && other.kind != TopologyDeviceKind::mig;
       divided.paths.push_back(device.id == other.id && gpu == other_gpu ? Path{}
                               : peers                                   ? kind.path(gpu, other_gpu)
                                       : path_of(PathKind::host, 0, kAssumedSocket / 2));

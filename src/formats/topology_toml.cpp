@@ -14,7 +14,7 @@ namespace cuboid {
 namespace {
 
 constexpr int kPathKinds = static_cast<int>(PathKind::host) + 1;
-constexpr int kDeviceKinds = static_cast<int>(DeviceKind::core) + 1;
+constexpr int kDeviceKinds = static_cast<int>(TopologyDeviceKind::core) + 1;
 constexpr std::size_t kMostDevices = 4096;  // of a node
 constexpr std::size_t kMostText = 64 << 20;
 

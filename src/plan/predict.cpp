@@ -10,6 +10,7 @@
 #include "cuboid/models/registry.h"
 #include "cuboid/parallel/pipeline/auto_schedule.h"
 #include "cuboid/parallel/pipeline/balance.h"
+#include "cuboid/parallel/pipeline/generators.h"
 #include "cuboid/parallel/pipeline/select.h"
 
 #include "stages.h"
@@ -42,6 +43,11 @@ TraceOptions trace_options(const RunConfig& run, const SoftwareStack& stack) {
   return options;
 }
 
+bool splits_backward(const Schedule& schedule) {
+  const auto& row = schedule.rows.front();
+  return std::any_of(row.begin(), row.end(), [](const Action& a) { return a.kind == ActionKind::weight_gradient; });
+}
+
 const ActionCost& cost_of(const BlockPrice& stage, ActionKind kind) {
   switch (kind) {
     case ActionKind::forward:
@@ -55,11 +61,32 @@ const ActionCost& cost_of(const BlockPrice& stage, ActionKind kind) {
   }
 }
 
+// What a named schedule has whatever its number of micro-batches.
+struct ScheduleShape {
+  std::string name;
+  std::vector<int> rank_of_stage;
+  bool split = false;  // I and W apart
+  int virtual_stages = 1;
+
+  int ranks() const { return static_cast<int>(rank_of_stage.size()) / virtual_stages; }
+
+  // Micro-batches of one stage that a rank holds at its peak, at least: its warm-up and the one that follows. 1: of
+  // schedules whose warm-up is not known here.
+  double held(int rank, int micro_batches) const {
+    const int ahead = ranks() - 1 - rank;
+    if (name == "gpipe" || name == "looped-bfs") return micro_batches * virtual_stages;
+    if (name == "1f1b" || name == "zb-h1") return std::min(micro_batches, ahead + 1);
+    if (name != "interleaved-1f1b") return 1;
+    const int group = std::min(micro_batches, ranks());
+    return std::min(micro_batches * virtual_stages, 2 * ahead + (virtual_stages - 1) * group + 1);
+  }
+};
+
 // One run on one cluster.
 class Step {
  public:
   Step(const Cluster& cluster, const ModelConfig& model, const RunConfig& run, const ModelTrace& trace,
-       const PredictOptions& options)
+       const PredictOptions& options, const ModelPrice& price)
       : cluster_(cluster),
         stack_(cluster.stack),
         model_(model),
@@ -67,7 +94,36 @@ class Step {
         trace_(trace),
         options_(options),
         data_(plan::place_data_groups(cluster, run.grid)),
-        price_(plan::price_model(cluster, run, model, trace)) {}
+        price_(price) {}
+
+  /// Layers of each stage, and the stages' prices: what all runs of equal prices and numbers of stages share.
+  struct Layout {
+    std::vector<int> layers;
+    std::vector<BlockPrice> stages;
+  };
+  Layout divide(int stages, bool split) {
+    Layout layout;
+    out_.stage_layers = layout.layers = balance_layers(block_times(split), stages);
+    make_stages();
+    layout.stages = stages_;
+    return layout;
+  }
+
+  StepBound bound(const Layout& layout, const ScheduleShape& shape) {
+    stages_ = layout.stages;
+    rank_of_stage_ = shape.rank_of_stage;
+    add_transfers_and_overheads();
+    double end = 0;
+    double gathers = 0;
+    StepBound bound;
+    for (int rank = 0; rank < shape.ranks(); ++rank) {
+      end = std::max(end, least_end(rank, shape) + tail_reduction(rank) + optimizer_seconds(rank));
+      gathers = std::max(gathers, gather(rank));
+      bound.memory_bytes = std::max(bound.memory_bytes, least_memory(rank, shape));
+    }
+    bound.step_seconds = step_seconds(end, gathers);
+    return bound;
+  }
 
   StepPrediction run() {
     lay_out();
@@ -101,7 +157,7 @@ class Step {
     bool split = false;
     if (!searched) {
       schedule_ = schedule_of(run_);
-      for (const Action& action : schedule_.rows.front()) split |= action.kind == ActionKind::weight_gradient;
+      split = splits_backward(schedule_);
     }
     const int stages = searched ? stages_of(run_) : schedule_.stages;
     out_.stage_layers = run_.stage_layers.empty() ? balance_layers(block_times(split), stages) : run_.stage_layers;
@@ -253,6 +309,56 @@ class Step {
            (cluster_.device.memory_bandwidth * stack_.memory_efficiency);
   }
 
+  double step_seconds(double end, double gathers) const {
+    const double nodes = std::max(1.0, static_cast<double>(run_.grid.world()) / cluster_.levels.front().size);
+    return (end + gathers + stack_.step_seconds) * (1 + stack_.jitter * std::log2(nodes));
+  }
+
+  // A rank starts when a micro-batch has come to its first stage, and then has all its work to do. Where B is whole and
+  // stages go round the ranks, its last B goes on to the first stage, through as many stages as it came.
+  double least_end(int rank, const ScheduleShape& shape) const {
+    double before = 0;
+    double after = 0;
+    double work = 0;
+    bool started = false;
+    for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
+      const BlockPrice& price = stages_[stage];
+      if (rank_of_stage_[stage] == rank) {
+        started = true;
+        work += price.forward.total() +
+                (shape.split
+                     ? std::min(price.backward.total(), price.input_gradient.total() + price.weight_gradient.total())
+                     : price.backward.total());
+      } else if (!started) {
+        before += price.forward.total();
+        after += price.backward.total();
+      }
+    }
+    const double own = before + run_.micro_batches() * work;
+    return rank_of_stage_.front() != rank && !shape.split ? std::max(own, own + after - slack_of(rank)) : own;
+  }
+
+  // What the first rank still has to do in reduction and step is counted with it, not here.
+  double slack_of(int rank) const {
+    const int first = rank_of_stage_.front();
+    return std::max(0.0,
+                    tail_reduction(rank) + optimizer_seconds(rank) - tail_reduction(first) - optimizer_seconds(first));
+  }
+
+  double least_memory(int rank, const ScheduleShape& shape) const {
+    double kept = 0;
+    double temporary = 0;
+    bool any = false;
+    for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
+      if (rank_of_stage_[stage] != rank) continue;
+      const plan::ActivationBytes& bytes = stages_[stage].bytes;
+      kept = any ? std::min(kept, bytes.kept) : bytes.kept;
+      temporary = any ? std::min(temporary, bytes.temporary) : bytes.temporary;
+      any = true;
+    }
+    return fixed_memory(rank).total() + shape.held(rank, run_.micro_batches()) * kept + temporary;
+  }
+
   void time(const Simulation& simulation) {
     const int ranks = schedule_.ranks();
     double end = 0;
@@ -262,8 +368,7 @@ class Step {
       end = std::max(end, own + tail_reduction(rank) + optimizer_seconds(rank));
       gathers = std::max(gathers, gather(rank));
     }
-    const double nodes = std::max(1.0, static_cast<double>(run_.grid.world()) / cluster_.levels.front().size);
-    out_.step_seconds = (end + gathers + stack_.step_seconds) * (1 + stack_.jitter * std::log2(nodes));
+    out_.step_seconds = step_seconds(end, gathers);
     const auto busiest = std::max_element(simulation.busy.begin(), simulation.busy.end());
     attribute(static_cast<int>(busiest - simulation.busy.begin()), gathers);
     rate();
@@ -301,15 +406,22 @@ class Step {
     for (int rank = 0; rank < schedule_.ranks(); ++rank) {
       RankPrediction& prediction = out_.ranks.emplace_back();
       prediction.busy = simulation.busy[at(rank)];
-      const Elements e = elements(rank);
       MemoryByCause& memory = prediction.memory;
-      memory.parameters = sharded(e, 3) * stack_.parameter_bytes;
-      memory.gradients = sharded(e, 2) * stack_.gradient_bytes;
-      memory.optimizer = sharded(e, 1) * stack_.optimizer_bytes;
-      memory.communication = stack_.reserved_bytes + gathered_bytes();
+      memory = fixed_memory(rank);
       memory.activations = peak_activations(simulation.spans[at(rank)], memory, prediction.timeline);
       if (memory.total() > out_.ranks[at(out_.peak_rank)].memory.total()) out_.peak_rank = rank;
     }
+  }
+
+  // All but activations.
+  MemoryByCause fixed_memory(int rank) const {
+    const Elements e = elements(rank);
+    MemoryByCause memory;
+    memory.parameters = sharded(e, 3) * stack_.parameter_bytes;
+    memory.gradients = sharded(e, 2) * stack_.gradient_bytes;
+    memory.optimizer = sharded(e, 1) * stack_.optimizer_bytes;
+    memory.communication = stack_.reserved_bytes + gathered_bytes();
+    return memory;
   }
 
   // ZeRO-3 holds two whole layers: one computes, the next is gathered.
@@ -358,7 +470,7 @@ class Step {
   const ModelTrace& trace_;
   const PredictOptions& options_;
   plan::DataGroups data_;
-  ModelPrice price_;
+  const ModelPrice& price_;
   Schedule schedule_;
   std::vector<BlockPrice> stages_;
   std::vector<int> rank_of_stage_;
@@ -369,29 +481,89 @@ class Step {
 
 }  // namespace
 
+// Prices, and what was divided into stages by them.
+struct Predictor::Priced {
+  ModelPrice price;
+  std::map<std::pair<int, bool>, Step::Layout> layouts;
+};
+
 struct Predictor::Cached {
   TraceOptions options;
   ModelTrace trace;
+  // By what prices depend on beside the trace: recomputation, ZeRO's messages of a micro-batch, and where groups lie.
+  std::map<std::vector<int>, Priced> prices;
 };
 
-Predictor::Predictor(ModelConfig model, Cluster cluster) : model_(std::move(model)), cluster_(std::move(cluster)) {}
+struct Predictor::Shapes {
+  std::map<std::tuple<std::string, int, int>, ScheduleShape> known;  // by name, ranks and virtual stages
+
+  const ScheduleShape& of(const RunConfig& run) {
+    const int ranks = run.grid.degree(Axis::pp);
+    const int virtual_stages = run.virtual_stages > 0 ? run.virtual_stages : default_virtual_stages(run.schedule);
+    const auto [found, is_new] = known.try_emplace({run.schedule, ranks, virtual_stages});
+    if (is_new) {
+      // Any number of micro-batches that all schedules are defined for.
+      const Schedule schedule = make_schedule({run.schedule, ranks, 2 * ranks, virtual_stages});
+      found->second = {run.schedule, schedule.rank_of_stage(), splits_backward(schedule), virtual_stages};
+    }
+    return found->second;
+  }
+};
+
+Predictor::Predictor(ModelConfig model, Cluster cluster)
+    : model_(std::move(model)), cluster_(std::move(cluster)), shapes_(std::make_unique<Shapes>()) {}
 Predictor::~Predictor() = default;
 
 const ModelTrace& Predictor::trace(const RunConfig& run) {
+  return cached(run).trace;
+}
+
+Predictor::Cached& Predictor::cached(const RunConfig& run) {
   TraceOptions options = trace_options(run, cluster_.stack);
   options.cp = run.grid.degree(Axis::cp);
   for (const auto& cached : traces_) {
-    if (cached->options == options) return cached->trace;
+    if (cached->options == options) return *cached;
   }
   TraceOptions own = options;
   own.cp = 1;
-  traces_.push_back(std::make_unique<Cached>(Cached{options, trace_model(model_, own)}));
+  traces_.push_back(std::make_unique<Cached>(Cached{options, trace_model(model_, own), {}}));
   plan::split_context(traces_.back()->trace, options.cp);
-  return traces_.back()->trace;
+  return *traces_.back();
+}
+
+Predictor::Priced& Predictor::priced(Cached& cached, const RunConfig& run) {
+  std::vector<int> key = {static_cast<int>(run.recompute), run.zero >= 2 ? run.zero : 0};
+  const auto place = [&](const GroupPlacement& group) {
+    key.push_back(group.ranks);
+    key.insert(key.end(), group.inside.begin(), group.inside.end());
+  };
+  const TracedGroups groups = place_traced_groups(cluster_, run.grid);
+  for (const GroupPlacement* group : {&groups.tp, &groups.cp, &groups.ep}) place(*group);
+  if (run.zero >= 2) {
+    const plan::DataGroups data = plan::place_data_groups(cluster_, run.grid);
+    place(data.dense);
+    place(data.expert);
+  }
+  const auto [found, is_new] = cached.prices.try_emplace(std::move(key));
+  if (is_new) found->second.price = plan::price_model(cluster_, run, model_, cached.trace);
+  return found->second;
+}
+
+StepBound Predictor::bound(const RunConfig& run) {
+  Cached& traced = cached(run);
+  Priced& prices = priced(traced, run);
+  const ScheduleShape& shape = shapes_->of(run);
+  const PredictOptions options;
+  Step step(cluster_, model_, run, traced.trace, options, prices.price);
+  const auto stages = static_cast<int>(shape.rank_of_stage.size());
+  const auto [layout, is_new] = prices.layouts.try_emplace({stages, shape.split});
+  if (is_new) layout->second = step.divide(stages, shape.split);
+  return step.bound(layout->second, shape);
 }
 
 StepPrediction Predictor::predict(const RunConfig& run, const PredictOptions& options) {
-  return Step(cluster_, model_, run, trace(run), options).run();
+  Cached& traced = cached(run);
+  return Step(cluster_, model_, run, traced.trace, options, priced(traced, run).price).run();
 }
 
 void check_cluster(const Cluster& cluster, const RunConfig& run, Problems& problems) {

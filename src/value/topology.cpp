@@ -55,7 +55,8 @@ std::optional<int> named_device(const NodeKind& kind, const std::string& entry) 
   std::optional<int> found;
   for (std::size_t d = 0; d < kind.devices.size(); ++d) {
     const TopologyDevice& device = kind.devices[d];
-    const bool hit = by_id ? device.id.starts_with(entry) : device.number == number && device.kind == DeviceKind::gpu;
+    const bool hit =
+        by_id ? device.id.starts_with(entry) : device.number == number && device.kind == TopologyDeviceKind::gpu;
     if (!hit) continue;
     if (found) return {};
     found = static_cast<int>(d);
@@ -160,7 +161,7 @@ const char* name_of(PathKind kind) {
   return kPathNames[static_cast<std::size_t>(kind)];
 }
 
-const char* name_of(DeviceKind kind) {
+const char* name_of(TopologyDeviceKind kind) {
   return kDeviceNames[static_cast<std::size_t>(kind)];
 }
 
@@ -399,7 +400,7 @@ Topology topology_of(const Cluster& cluster, int devices) {
     kind.name = count == inner.size ? cluster.name : fmt::format("{}, {} of {}", cluster.name, count, inner.size);
     for (int d = 0; d < count; ++d) {
       kind.devices.push_back({cores ? fmt::format("core {}", d) : fmt::format("GPU{}", d),
-                              cores ? DeviceKind::core : DeviceKind::gpu, d, std::nullopt, "", ""});
+                              cores ? TopologyDeviceKind::core : TopologyDeviceKind::gpu, d, std::nullopt, "", ""});
     }
     const Path path = {cores ? PathKind::node : PathKind::nvlink, 0,
                        inner.links * inner.link_bandwidth * inner.efficiency, inner.latency};

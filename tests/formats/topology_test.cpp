@@ -286,7 +286,7 @@ RC_GTEST_PROP(TopologyFile, GivesBackAnyValue, ()) {
   const int devices = *rc::gen::inRange(1, 5);
   const int nics = *rc::gen::inRange(0, 3);
   for (int d = 0; d < devices; ++d) {
-    kind.devices.push_back({"d" + std::to_string(d), static_cast<DeviceKind>(*rc::gen::inRange(0, 3)), d,
+    kind.devices.push_back({"d" + std::to_string(d), static_cast<TopologyDeviceKind>(*rc::gen::inRange(0, 3)), d,
                             *rc::gen::maybe(rc::gen::inRange(0, 9)) ? std::optional<int>(d) : std::nullopt,
                             *rc::gen::string<std::string>(), ""});
   }

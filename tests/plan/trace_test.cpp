@@ -31,6 +31,8 @@ ModelConfig small_model(const std::string& family) {
   c.positions = 96;
   c.attention_bias = c.attention_output_bias = c.mlp_bias = family == "gpt2";
   c.tied = family == "gpt2";
+  if (family == "mistral") c.window = 37;
+  if (family == "mistral") c.full_layers = 1;
   return c;
 }
 
@@ -266,6 +268,16 @@ TEST(LayerKinds, AreAlikeWhereTheFamilySaysSo) {
       EXPECT_EQ(alone.parameters.local, kind.parameters.local) << family << " layer " << i;
     }
   }
+}
+
+TEST(LayerKinds, SeeTheirWindows) {
+  const ModelTrace trace = trace_model(small_model("mistral"), options_of(1, false, Recompute::none, DType::float32));
+  ASSERT_EQ(trace.layers.size(), 2U);
+  EXPECT_EQ(trace.layers[1].layers, (std::vector<int>{1, 2}));
+  // The first 37 queries see all before them, the others 37 keys each.
+  const double pairs = 37 * 38 / 2.0 + (88 - 37) * 37;
+  EXPECT_EQ(sum_flops(trace.layers[1].forward, Kind::attention), 4.0 * 14 * 4 * 3 * pairs);
+  EXPECT_EQ(sum_flops(trace.layers[0].forward, Kind::attention), 4.0 * 14 * 4 * 3 * (88 * 89 / 2.0));
 }
 
 TEST(TracedParameters, AddUp) {

@@ -87,8 +87,9 @@ class Model {
   virtual Var embed(Forward& f, const Tensor& tokens) const = 0;
   /// Layer i, 0 … L-1.
   virtual Var layer(Forward& f, int i, const Var& x) const = 0;
-  /// Layers of equal kind have equal parameters, kernels and costs. Models whose layers differ tell them apart here.
-  virtual int layer_kind(const ModelConfig&, int /*layer*/) const { return 0; }
+  /// Layers of equal kind have equal parameters, kernels and costs. Those with a sliding window differ from those
+  /// without; models whose layers differ otherwise tell them apart here.
+  virtual int layer_kind(const ModelConfig& config, int i) const { return config.window_of(i) > 0 ? 1 : 0; }
   /// What follows the last layer and precedes the output matrix "head.weight" (V,C), which every family has (possibly
   /// tied): (T,B,C) → (T,B,C). Logits and loss follow by themselves.
   virtual Var final_norm(Forward& f, const Var& x) const = 0;

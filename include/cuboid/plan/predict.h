@@ -77,6 +77,12 @@ struct PredictOptions {
   double memory_limit = 0;  ///< bytes of a rank; 0: the cluster's
 };
 
+/// What a step cannot be better than, found without walking its schedule.
+struct StepBound {
+  double step_seconds = 0;
+  double memory_bytes = 0;
+};
+
 /// Predicts runs of one model on one cluster; keeps traces, so that runs that share a micro-batch's shape are cheap.
 class Predictor {
  public:
@@ -92,14 +98,25 @@ class Predictor {
   /// @throws Error{request} for a schedule that does not exist for this grid
   StepPrediction predict(const RunConfig& run, const PredictOptions& options = {});
 
+  /// Lower bounds of what predict finds for a run with a named schedule, in microseconds. Time: start-up of a rank and
+  /// all its work, and where B is whole the way of the last gradient back to the first stage; with reductions and the
+  /// optimizer as in predict. Memory: the weights and the activations that the schedule must hold at least.
+  /// @pre as predict; the schedule is a name
+  StepBound bound(const RunConfig& run);
+
   /// The trace that prices this run.
   const ModelTrace& trace(const RunConfig& run);
 
  private:
   struct Cached;
+  struct Priced;
+  struct Shapes;
+  Cached& cached(const RunConfig& run);
+  Priced& priced(Cached& cached, const RunConfig& run);
   ModelConfig model_;
   Cluster cluster_;
   std::vector<std::unique_ptr<Cached>> traces_;
+  std::unique_ptr<Shapes> shapes_;
 };
 
 /// Adds the reasons why the grid does not fit the cluster.

@@ -36,12 +36,12 @@ struct Path {
   friend bool operator==(const Path&, const Path&) = default;
 };
 
-enum class DeviceKind { gpu, mig, core };
-const char* name_of(DeviceKind kind);
+enum class TopologyDeviceKind { gpu, mig, core };
+const char* name_of(TopologyDeviceKind kind);
 
 struct TopologyDevice {
   std::string name;  ///< "GPU3", "core 1"
-  DeviceKind kind = DeviceKind::gpu;
+  TopologyDeviceKind kind = TopologyDeviceKind::gpu;
   int number = 0;           ///< as its driver or system counts: what CUDA_VISIBLE_DEVICES or a rank file names
   std::optional<int> numa;  ///< none: unknown
   std::string cpus;         ///< cores near it, "0-15,64-79"; empty: unknown

@@ -1,0 +1,278 @@
+#include "cuboid/plan/search.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <set>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "cuboid/models/registry.h"
+#include "cuboid/parallel/pipeline/generators.h"
+
+#include "explain.h"
+#include "stages.h"
+
+namespace cuboid {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr const char* kTensorSplit = "tensor degree: does not divide heads, key/value heads or the inner width";
+constexpr const char* kExpertSplit = "expert degree: does not divide the experts";
+constexpr const char* kStages = "pipeline: fewer layers than stages";
+constexpr const char* kBatch = "global batch: not divisible by dp x micro-batch";
+constexpr const char* kSequence = "sequence parallelism: tp does not divide the sequence";
+constexpr const char* kSchedule = "schedule: not defined for so few micro-batches";
+constexpr const char* kMemory = "memory";
+constexpr const char* kSlower = "slower than the best: lower bound of its time";
+
+constexpr int kLargestMicroBatch = 64;
+constexpr Recompute kRecomputes[] = {Recompute::none, Recompute::selective, Recompute::full};
+
+std::vector<int> divisors(int n) {
+  std::vector<int> found;
+  for (int d = 1; d <= n; ++d) {
+    if (n % d == 0) found.push_back(d);
+  }
+  return found;
+}
+
+// A candidate with the bound that decides when it is walked.
+struct Open {
+  RunConfig run;
+  StepBound bound;
+};
+
+// A schedule's name and stages a rank.
+struct Pipeline {
+  std::string schedule;
+  int virtual_stages;
+};
+
+class Search {
+ public:
+  Search(Predictor& predictor, const PlanRequest& request)
+      : predictor_(predictor),
+        model_(predictor.model()),
+        cluster_(predictor.cluster()),
+        request_(request),
+        limit_(request.memory_limit > 0 ? request.memory_limit : static_cast<double>(cluster_.device.memory_bytes)),
+        schedules_(request.schedules.empty() ? planned_schedules() : request.schedules) {}
+
+  PlanResult run() {
+    const Clock::time_point begin = Clock::now();
+    check();
+    enumerate();
+    walk();
+    result_.explanation = plan::explain(predictor_, request_, limit_, result_, smallest_);
+    result_.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    return std::move(result_);
+  }
+
+ private:
+  void check() const {
+    Problems problems;
+    problems.add_if(request_.gpus < 1, fmt::format("--gpus {}: at least 1", request_.gpus));
+    problems.add_if(request_.gpus > cluster_.devices(), fmt::format("--gpus {}: the cluster {} has {} devices",
+                                                                    request_.gpus, cluster_.name, cluster_.devices()));
+    problems.add_if(request_.global_batch < 1, fmt::format("--global-batch {}: at least 1", request_.global_batch));
+    problems.add_if(
+        request_.seq_len < 1 || request_.seq_len > model_.positions,
+        fmt::format("--seq-len {}: {} has positions for 1 to {}", request_.seq_len, model_.name, model_.positions));
+    problems.add_if(request_.top < 1, fmt::format("--top {}: at least 1", request_.top));
+    problems.throw_if_any();
+  }
+
+  void reject(const char* reason, std::int64_t count = 1) {
+    result_.rejected[reason] += count;
+    result_.searched += count;
+  }
+
+  void enumerate() {
+    const std::vector<int> usable = usable_tensor_degrees(model_, request_.gpus);
+    for (const int tp : divisors(request_.gpus)) {
+      if (!std::binary_search(usable.begin(), usable.end(), tp)) {
+        reject(kTensorSplit);
+        continue;
+      }
+      for (const int pp : divisors(request_.gpus / tp)) {
+        if (pp > model_.layers) {
+          reject(kStages);
+          continue;
+        }
+        grids(tp, pp, request_.gpus / tp / pp);
+      }
+    }
+  }
+
+  void grids(int tp, int pp, int dp) {
+    if (request_.global_batch % dp != 0) return reject(kBatch);
+    for (const Grid& grid : placements(tp, pp, dp)) {
+      for (int micro_batch = 1; micro_batch <= kLargestMicroBatch; micro_batch *= 2) {
+        if (request_.global_batch / dp % micro_batch == 0) {
+          settings(grid, micro_batch);
+        } else {
+          reject(kBatch);
+        }
+      }
+    }
+  }
+
+  // One grid for each way its groups can lie on the cluster: other orders of the axes are the same.
+  std::vector<Grid> placements(int tp, int pp, int dp) const {
+    std::vector<Axis> axes = {Axis::tp, Axis::dp, Axis::pp};
+    std::sort(axes.begin(), axes.end());
+    std::vector<Grid> grids;
+    std::set<std::vector<int>> seen;
+    do {
+      const std::string order = fmt::format("{}-cp-ep-{}-{}", name_of(axes[0]), name_of(axes[1]), name_of(axes[2]));
+      const Grid grid({{tp, 1, 1, dp, pp}}, order);
+      std::vector<int> lie;
+      for (const Axis axis : {Axis::tp, Axis::dp, Axis::pp}) {
+        const GroupPlacement group = place_group(cluster_, grid, {axis});
+        lie.insert(lie.end(), group.inside.begin(), group.inside.end());
+      }
+      if (seen.insert(lie).second) grids.push_back(grid);
+    } while (std::next_permutation(axes.begin(), axes.end()));
+    return grids;
+  }
+
+  std::vector<Pipeline> pipelines(int pp, int micro_batches) {
+    if (pp == 1) return {{"1f1b", 1}};
+    std::vector<Pipeline> made;
+    for (const std::string& name : schedules_) {
+      const int own = default_virtual_stages(name);
+      const bool any = name == "interleaved-1f1b" || name == "looped-bfs";
+      for (int v = own; v * pp <= model_.layers; ++v) {
+        if (!any && v != own) break;
+        // Stages of unequal depth only make the deepest wait.
+        if (any && model_.layers % (v * pp) != 0) continue;
+        if (name == "dualpipe-v" && micro_batches < 2 * pp) {
+          reject(kSchedule);
+        } else {
+          made.push_back({name, v});
+        }
+      }
+      if (own * pp > model_.layers) reject(kStages);
+    }
+    return made;
+  }
+
+  void settings(const Grid& grid, int micro_batch) {
+    RunConfig run;
+    run.model = model_.name;
+    run.grid = grid;
+    run.micro_batch = micro_batch;
+    run.global_batch = request_.global_batch;
+    run.seq_len = request_.seq_len;
+    run.dtype = request_.dtype;
+    const int tp = grid.degree(Axis::tp);
+    const int pp = grid.degree(Axis::pp);
+    for (const Pipeline& pipeline : pipelines(pp, run.micro_batches())) {
+      run.schedule = pipeline.schedule;
+      run.virtual_stages = pipeline.virtual_stages;
+      for (const int zero : request_.zero_stages) {
+        // Nothing to shard; or another framework has no such combination.
+        if (zero > 0 && grid.degree(Axis::dp) == 1) continue;
+        if (pp > 1 && zero > request_.largest_zero_with_pipeline) continue;
+        run.zero = zero;
+        for (const bool sequence_parallel : {false, true}) {
+          if (sequence_parallel && tp == 1) continue;
+          if (sequence_parallel && request_.seq_len % tp != 0) {
+            reject(kSequence);
+            continue;
+          }
+          run.sequence_parallel = sequence_parallel;
+          for (const Recompute recompute : kRecomputes) {
+            run.recompute = recompute;
+            consider(run);
+          }
+        }
+      }
+    }
+  }
+
+  void consider(const RunConfig& run) {
+    const StepBound bound = predictor_.bound(run);
+    smallest_ = std::min(smallest_, bound.memory_bytes);
+    if (bound.memory_bytes > limit_) return reject(kMemory);
+    open_.push_back({run, bound});
+  }
+
+  // By bound, so that the first that cannot be among the best ends the search.
+  void walk() {
+    std::stable_sort(open_.begin(), open_.end(),
+                     [](const Open& a, const Open& b) { return a.bound.step_seconds < b.bound.step_seconds; });
+    const auto most = static_cast<std::size_t>(request_.top);
+    for (std::size_t i = 0; i < open_.size(); ++i) {
+      auto& best = result_.best;
+      if (!request_.exhaustive && best.size() == most &&
+          open_[i].bound.step_seconds > best.back().prediction.step_seconds) {
+        reject(kSlower, static_cast<std::int64_t>(open_.size() - i));
+        break;
+      }
+      StepPrediction prediction = predictor_.predict(open_[i].run, {.spans = false, .memory_limit = limit_});
+      if (!prediction.feasible) {
+        reject(kMemory);
+        continue;
+      }
+      ++result_.feasible;
+      ++result_.searched;
+      keep({open_[i].run, std::move(prediction)}, most);
+    }
+  }
+
+  void keep(PlanCandidate candidate, std::size_t most) {
+    const auto seconds = [](const PlanCandidate& c) { return c.prediction.step_seconds; };
+    const auto bytes = [](const PlanCandidate& c) { return c.prediction.memory().total(); };
+    auto& front = result_.pareto;
+    const bool beaten = std::any_of(front.begin(), front.end(), [&](const PlanCandidate& other) {
+      return seconds(other) <= seconds(candidate) && bytes(other) <= bytes(candidate);
+    });
+    if (!beaten) {
+      std::erase_if(front, [&](const PlanCandidate& other) {
+        return seconds(candidate) <= seconds(other) && bytes(candidate) <= bytes(other);
+      });
+      insert(front, candidate);
+    }
+    insert(result_.best, std::move(candidate));
+    if (result_.best.size() > most) result_.best.pop_back();
+  }
+
+  // Fastest first; of equally fast ones the smaller, and then the one that was found first.
+  static void insert(std::vector<PlanCandidate>& list, PlanCandidate candidate) {
+    const auto less = [](const PlanCandidate& a, const PlanCandidate& b) {
+      if (a.prediction.step_seconds != b.prediction.step_seconds) {
+        return a.prediction.step_seconds < b.prediction.step_seconds;
+      }
+      return a.prediction.memory().total() < b.prediction.memory().total();
+    };
+    list.insert(std::upper_bound(list.begin(), list.end(), candidate, less), std::move(candidate));
+  }
+
+  Predictor& predictor_;
+  const ModelConfig& model_;
+  const Cluster& cluster_;
+  const PlanRequest& request_;
+  double limit_;
+  const std::vector<std::string>& schedules_;
+  std::vector<Open> open_;
+  double smallest_ = std::numeric_limits<double>::infinity();
+  PlanResult result_;
+};
+
+}  // namespace
+
+const std::vector<std::string>& planned_schedules() {
+  static const std::vector<std::string> names = {"1f1b",  "interleaved-1f1b", "zb-h1", "zb-v", "v-half",
+                                                 "v-min", "dualpipe-v"};
+  return names;
+}
+
+PlanResult search_plans(Predictor& predictor, const PlanRequest& request) {
+  return Search(predictor, request).run();
+}
+
+}  // namespace cuboid
