@@ -1,4 +1,5 @@
 // cuboid train: reads the request, checks it, trains, and reports to people and machines.
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -144,14 +145,35 @@ std::vector<int> choose_gpus(DeviceChoice device, const Fabric& fabric, int rank
   if (report.gpus.empty()) {
     throw Error(ErrorKind::request, "--device cuda: no GPU to use: " + describe_missing_gpus(report));
   }
+  const auto found = static_cast<int>(report.gpus.size());
+  int first = 0;  // of the visible GPUs that this process's ranks use
   if (fabric.job != nullptr) {
-    throw Error(ErrorKind::request,
-                "--device cuda: ranks in several processes would each need a GPU and NCCL, which this version does not "
-                "use; start one process, whose ranks share a GPU");
+    // Launchers may show each process GPUs of its own; where all see the same, they go by their place on the host.
+    const auto& hosts = fabric.job->hosts();
+    const auto here = hosts.begin() + fabric.job->process();
+    const auto before = static_cast<int>(std::count(hosts.begin(), here, *here));
+    const auto on_host = static_cast<int>(std::count(hosts.begin(), hosts.end(), *here));
+    ranks = fabric.ranks_per_process;
+    if (found >= on_host * ranks) first = before * ranks;
+    if (found < first + ranks) {
+      throw Error(ErrorKind::request,
+                  fmt::format("--device cuda: {} ranks of this process on {} need a GPU each; it sees {}", ranks, *here,
+                              found));
+    }
   }
-  log::info(fmt::format("on GPU {}: {}, {}", report.gpus.front().ordinal, report.gpus.front().name,
-                        report.gpus.front().uuid));
-  return std::vector<int>(static_cast<std::size_t>(ranks), report.gpus.front().ordinal);
+  // One process with fewer GPUs than ranks: for tests and debugging they share the first.
+  const bool share = fabric.job == nullptr && found < ranks;
+  std::vector<int> gpus;
+  for (int i = 0; i < ranks; ++i) gpus.push_back(share ? 0 : first + i);
+  const Gpu& gpu = report.gpus[static_cast<std::size_t>(gpus.front())];
+  if (share && ranks > 1) {
+    log::warning(
+        fmt::format("{} ranks share one GPU ({}, {}): that is for tests, not for speed", ranks, gpu.name, gpu.uuid));
+  } else {
+    log::info(
+        fmt::format("{} rank{} with a GPU each, from {}, {} on", ranks, ranks == 1 ? "" : "s", gpu.name, gpu.uuid));
+  }
+  return gpus;
 }
 
 struct Finished {

@@ -125,8 +125,9 @@ void add_machine_flags(Flags& flags, RunDraft& draft) {
   flags.choice<DeviceChoice>(
       "device", draft.device,
       {{"auto", DeviceChoice::automatic}, {"cpu", DeviceChoice::cpu}, {"cuda", DeviceChoice::cuda}},
-      "where ranks compute: on the CPU, or on the first visible GPU, which the ranks of the process share; auto: the "
-      "CPU");
+      "where ranks compute: on the CPU, or on a GPU each (one process with fewer GPUs than ranks: all share the "
+      "first); "
+      "auto: the CPU");
   flags.choice<FabricKind>(
       "fabric", draft.fabric,
       {{"auto", FabricKind::automatic}, {"threads", FabricKind::threads}, {"mpi", FabricKind::mpi}},

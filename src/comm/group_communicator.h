@@ -23,6 +23,11 @@ inline std::string both(const Tensor& in, const Tensor& out) {
                      name_of(out.dtype()));
 }
 
+/// The device that a rank's tensor belongs to: its own, or the CPU.
+inline Device owner_of(const Device& device, const Tensor& tensor) {
+  return tensor.on_host() ? device.host() : device;
+}
+
 template <typename AGroup>
 class GroupCommunicator : public Communicator {
  public:
@@ -66,10 +71,11 @@ class GroupCommunicator : public Communicator {
   Work send(Tensor tensor, int to, int tag) override {
     check_peer(to);
     // The receiver may take its time, and who keeps a reference may write to it meanwhile: then a copy travels.
+    const Device owner = owner_of(device_, tensor);
     if (tensor.unique()) {
-      device_.adopt(tensor, Category::communication);
+      owner.adopt(tensor, Category::communication);
     } else {
-      tensor = device_.clone(tensor, Category::communication);
+      tensor = owner.clone(tensor, Category::communication);
     }
     StreamMark ready = mark(tensor);
     group_->send(rank(), {std::move(tensor), std::move(ready)}, to, tag);
@@ -90,7 +96,7 @@ class GroupCommunicator : public Communicator {
                 fmt::format(": the sender's is {} {}", to_string(message.shape()), name_of(message.dtype())));
           }
           if (ready) wait_for(device, ready);
-          device.adopt(message, Category::activations);
+          owner_of(device, message).adopt(message, Category::activations);
           return std::move(message);
         });
   }

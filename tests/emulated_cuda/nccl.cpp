@@ -66,7 +66,7 @@ struct Parcel {
 };
 
 struct Group {
-  explicit Group(int members) : size(members), joined(static_cast<std::size_t>(members), false) {}
+  explicit Group(int count) : size(count), joined(static_cast<std::size_t>(count), false) {}
   const int size;
   std::mutex mutex;
   std::condition_variable changed;

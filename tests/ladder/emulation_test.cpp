@@ -11,20 +11,21 @@ namespace {
 // All tests of this program run with late starts, so that an order that only luck gives does not last.
 constexpr int kDelay = 100;  // microseconds
 const bool g_delayed = [] {
+  emulated_cuda::set_devices(8);
   emulated_cuda::set_delay(kDelay);
   return true;
 }();
 
 TEST(EmulationDeathTest, HostCodeThatReadsDeviceMemoryFaults) {
   testing::GTEST_FLAG(death_test_style) = "threadsafe";
-  EXPECT_EXIT(
+  EXPECT_DEATH(
       {
         const Tensor t = gpu().zeros({3}, DType::float32);
         gpu().synchronize();
         volatile float x = *t.data<float>();
         (void)x;
       },
-      testing::KilledBySignal(SIGSEGV), "");
+      "");
 }
 
 // Two ranks on the GPU add numbers that a slow kernel is still making; returns how many of the sums are wrong.
@@ -58,6 +59,81 @@ TEST(Emulation, AForgottenWaitGivesWrongNumbers) {
   EXPECT_EQ(wrong_sums(false), 0);
   EXPECT_GT(wrong_sums(true), 0);
   emulated_cuda::set_delay(kDelay);
+}
+
+// Two ranks with a GPU each, which call the same two collectives, one of them perhaps in the other order.
+void call_two(RankContext& context, bool swapped) {
+  const Place p{context.device};
+  const Tensor sum = p.zeros({3'000});
+  const Tensor parts = p.zeros({3'000});
+  const Tensor part = p.zeros({1'500});
+  Communicator& world = *context.world;
+  Work first = swapped ? world.all_gather(part, parts) : world.all_reduce(sum, sum, ReduceOp::sum);
+  Work second = swapped ? world.all_reduce(sum, sum, ReduceOp::sum) : world.all_gather(part, parts);
+  first.wait();
+  second.wait();
+  p.device.synchronize();
+}
+
+TEST(Emulation, CallsInAnotherOrderOnOneRankAreADeadlineThatNamesThem) {
+  run_ranks(2, [](RankContext& context) { call_two(context, false); }, {.gpus = {0, 1}});
+  try {
+    run_ranks(2, [](RankContext& context) { call_two(context, context.rank == 1); }, {.deadline = 0.3, .gpus = {0, 1}});
+    ADD_FAILURE() << "swapped calls went through";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::deadline) << error.what();
+    EXPECT_NE(std::string(error.what()).find("of 3000 float32 of communicator \"world\""), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(Emulation, MessagesGoByTagThroughChannelsOfOneDirection) {
+  run_ranks(2,
+            [](RankContext& context) {
+              const Place p{context.device};
+              const auto there = context.world->split(0, context.rank, "0 to 1");
+              const auto back = context.world->split(0, context.rank, "1 to 0");
+              Communicator& out = context.rank == 0 ? *there : *back;
+              Communicator& in = context.rank == 0 ? *back : *there;
+              const int peer = 1 - context.rank;
+              const auto message = [&](int tag) { return p.normals(std::to_string(tag), {1'000 + tag, 3}); };
+              for (const int tag : {5, 6, 7}) out.send(message(tag), peer, tag).wait();
+              std::vector<Incoming> incoming;
+              for (const int tag : {7, 5, 6}) incoming.push_back(in.recv({1'000 + tag, 3}, DType::float32, peer, tag));
+              for (int i = 0; i < 3; ++i) {
+                const int tag = 5 + (i + 2) % 3;
+                const Tensor came = incoming[static_cast<std::size_t>(i)].wait();
+                EXPECT_EQ(numbers_of(p.device, came), numbers_of(p.device, message(tag))) << tag;
+              }
+              EXPECT_THROW(out.recv({4}, DType::float32, peer, 8), std::logic_error) << "the other direction";
+              EXPECT_EQ(p.device.account().live(Category::activations), 0);
+              p.device.synchronize();
+            },
+            {.gpus = {0, 1}});
+}
+
+TEST(Emulation, ARankThatFailsFreesThoseThatWaitForItsGpu) {
+  EXPECT_THROW(run_ranks(2,
+                         [](RankContext& context) {
+                           if (context.rank == 1) throw Error(ErrorKind::failed, "planted");
+                           const Tensor x = context.device.zeros({100}, DType::float32);
+                           all_reduce_in_place(*context.world, x);
+                           context.device.synchronize();
+                         },
+                         {.gpus = {0, 1}}),
+               Error);
+}
+
+TEST(Emulation, TwoRanksOnOneGpuAreRefusedByNcclsRule) {
+  try {
+    run_ranks(3, [](RankContext&) {}, {.gpus = {0, 1, 0}});
+    ADD_FAILURE() << "ranks share a GPU";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::request);
+    for (const char* part : {"ranks 0 and 2 use the same GPU", "GPU-", "on host "}) {
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+  }
 }
 
 TEST(Emulation, MemoryIsGivenBack) {

@@ -1,5 +1,5 @@
-// Oracle runs with all ranks on one GPU: the highest rungs that a single GPU reaches.
-#include <random>
+// Oracle runs: with all ranks on one GPU, and with a GPU a rank.
+#include "cuboid/runtime/gpus.h"
 
 #include "formats/files.h"
 #include "golden/gpu.h"
@@ -28,21 +28,19 @@ std::vector<Layout> layouts() {
   };
 }
 
-class OnOneGpu : public testing::TestWithParam<Layout> {
+class OnGpus : public testing::TestWithParam<Layout> {
  protected:
-  OnOneGpu() { g_on_gpu = true; }
-  ~OnOneGpu() override { g_on_gpu = false; }
+  ~OnGpus() override { g_gpus = Gpus::none; }
 };
 
-TEST_P(OnOneGpu, FollowsTheReference) {
-  const Layout& layout = GetParam();
+void follow_the_reference(const Layout& layout) {
   const Expected expected = read_expected(layout.model);
   const test::TemporaryFolder folder;
   RunConfig run = oracle_run(layout);
-  run.steps = 5;
+  run.steps = 4;
   run.dump_grads = folder / "gradients.json";
   const Trace trained = trace(run, oracle_model(layout.model));
-  ASSERT_EQ(trained.losses.size(), 5U);
+  ASSERT_EQ(trained.losses.size(), 4U);
   for (std::size_t s = 0; s < trained.losses.size(); ++s) {
     EXPECT_NEAR(trained.losses[s], expected.losses[s], kLoss * expected.losses[s]) << "loss of step " << s;
     EXPECT_NEAR(trained.grad_norms[s], expected.grad_norms[s], kNorm * expected.grad_norms[s]) << "norm of step " << s;
@@ -52,7 +50,20 @@ TEST_P(OnOneGpu, FollowsTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ladder, OnOneGpu, testing::ValuesIn(layouts()),
+TEST_P(OnGpus, SharedByAllRanks) {
+  g_gpus = Gpus::shared;
+  follow_the_reference(GetParam());
+}
+
+TEST_P(OnGpus, OneARank) {
+  const int ranks = GetParam().tp * GetParam().pp * GetParam().dp;
+  if (static_cast<int>(find_gpus().gpus.size()) < ranks) GTEST_SKIP() << "needs " << ranks << " GPUs";
+  if (ranks == 1) GTEST_SKIP() << "one rank shares its GPU with nobody";
+  g_gpus = Gpus::own;
+  follow_the_reference(GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(Ladder, OnGpus, testing::ValuesIn(layouts()),
                          [](const auto& layout) { return name_of(layout.param); });
 
 }  // namespace

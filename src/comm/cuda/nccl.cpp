@@ -101,9 +101,10 @@ class Link {
   ncclComm_t comm() const { return comm_; }
   cudaStream_t stream() const { return stream_.get(); }
 
-  /// Queues what `issue` asks NCCL for behind everything on the compute stream. Returns the mark of its end.
+  /// Queues what `issue` asks NCCL for behind everything on the compute stream. Returns the mark of its end, until
+  /// which `kept` is kept.
   template <typename Issue>
-  Mark run(const std::string& what, Issue issue) {
+  Mark run(const std::string& what, Issue issue, const Tensor& kept = {}) {
     stream_.wait(endpoint_->gpu().compute().mark());
     check(ncclGroupStart(), what);
     const ncclResult_t issued = issue();
@@ -112,7 +113,7 @@ class Link {
     settle(ended, what);
     Mark done = stream_.mark();
     while (!queued_.empty() && queued_.front().done->done()) queued_.pop_front();
-    queued_.push_back({what, done});
+    queued_.push_back({what, done, kept});
     return done;
   }
 
@@ -134,6 +135,7 @@ class Link {
   struct Queued {
     std::string what;
     Mark done;
+    Tensor kept;
   };
 
   void check(ncclResult_t status, const std::string& what) const {
@@ -169,6 +171,8 @@ class Link {
       ncclCommDestroy(comm_);
     }
     comm_ = nullptr;
+    cudaStreamSynchronize(stream_.get());  // before what is kept goes back to the pool
+    queued_.clear();
   }
 
   std::shared_ptr<Endpoint> endpoint_;
@@ -271,6 +275,7 @@ class NcclCommunicator final : public Communicator {
   // NCCL knows no tags: a header on the host goes ahead, and the receiver takes messages in the order of their headers.
   Work send(Tensor tensor, int to, int tag) override {
     if (tensor.on_host()) return host_->send(std::move(tensor), to, tag);
+    set_direction(Direction::sends);
     CUBOID_CHECK(tensor.shape().rank() <= kMostDims, to_string(tensor.shape()));
     if (tensor.unique()) {
       endpoint_->device().adopt(tensor, Category::communication);
@@ -284,14 +289,15 @@ class NcclCommunicator final : public Communicator {
     words[2] = tensor.shape().rank();
     std::copy(tensor.shape().dims().begin(), tensor.shape().dims().end(), words + 3);
     host_->send(header, to, kHeaderTag);
-    const Mark done = link_->run(fmt::format("send to member {}, tag {}", to, tag), [&] {
+    const auto issue = [&] {
       return ncclSend(tensor.raw(), count(tensor), type_of(tensor.dtype()), to, link_->comm(), link_->stream());
-    });
-    // The memory goes back to the compute stream's pool when that waits for the message to have left.
-    return Work([tensor, done, link = link_, endpoint = endpoint_] { endpoint->gpu().compute().wait(done); });
+    };
+    link_->run(fmt::format("send to member {}, tag {}", to, tag), issue, tensor);
+    return {};
   }
 
   Incoming recv(Shape shape, DType dtype, int from, int tag) override {
+    set_direction(Direction::receives);
     return Incoming([this, shape = std::move(shape), dtype, from, tag] { return receive(shape, dtype, from, tag); });
   }
 
@@ -302,6 +308,15 @@ class NcclCommunicator final : public Communicator {
 
  private:
   static constexpr int kHeaderTag = -1;
+  enum class Direction { none, sends, receives };
+  // A send occupies its stream until the receiver comes: two members that both send first would wait for each other.
+  void set_direction(Direction direction) {
+    CUBOID_CHECK(size() == 2 && (direction_ == Direction::none || direction_ == direction),
+                 fmt::format("messages of device memory on communicator \"{}\", which is not a channel of two members "
+                             "for one direction",
+                             name()));
+    direction_ = direction;
+  }
   struct Arrived {
     int from, tag;
     Tensor tensor;
@@ -362,6 +377,7 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<Communicator> host_;
   std::shared_ptr<Link> link_;  // null for a single member
   std::shared_ptr<std::deque<Arrived>> arrived_;
+  Direction direction_ = Direction::none;
 };
 
 // Refuses members that would share a GPU, which NCCL cannot.

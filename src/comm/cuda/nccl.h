@@ -8,8 +8,9 @@
 
 namespace cuboid::detail {
 
-/// Collective over `host`. The result keeps the contract of communicator.h, but that sums of device memory are added in
-/// NCCL's order, and that calls which differ among members end with the deadline, as NCCL does not compare them.
+/// Collective over `host`. The result keeps the contract of communicator.h, but for device memory: sums are added in
+/// NCCL's order; calls that differ among members end with the deadline, as NCCL does not compare them; and messages go
+/// through communicators of two members in one direction only, which is what the grid's channels are.
 /// @throws Error{request} that names host ranks and device where two members use one GPU
 std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<Communicator> host, const Device& device,
                                                      double deadline);
