@@ -11,6 +11,7 @@ using Arguments = std::vector<std::string>;
 
 int checkpoint_command(const Arguments& arguments);
 int train_command(const Arguments& arguments);
+int plan_command(const Arguments& arguments);
 int launch_command(const Arguments& arguments);
 int doctor_command(const Arguments& arguments);
 int data_command(const Arguments& arguments);

@@ -25,6 +25,7 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"train", "train a transformer on a tensor x pipeline x data grid", train_command},
+    {"plan", "find the fastest grids for a model on a cluster", plan_command},
     {"doctor", "report what this machine has for training and what is missing", doctor_command},
     {"launch", "start a training run on several hosts: mpirun, Slurm or Kubernetes", launch_command},
     {"checkpoint", "inspect, verify, compare and convert checkpoints", checkpoint_command},

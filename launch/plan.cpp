@@ -4,12 +4,14 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "cuboid/core/log.h"
 #include "cuboid/core/text.h"
 #include "cuboid/core/units.h"
 #include "cuboid/formats/cluster_file.h"
 #include "cuboid/formats/durable.h"
 #include "cuboid/formats/hf_config.h"
 #include "cuboid/parallel/pipeline/generators.h"
+#include "cuboid/plan/report.h"
 #include "cuboid/plan/search.h"
 
 #include "launch/commands.h"
@@ -35,6 +37,7 @@ struct Request {
   std::int64_t memory_limit = 0;
   EmitFormat emit = EmitFormat::none;
   std::string schedules;
+  std::string html;
   bool json = false;
 };
 
@@ -68,6 +71,7 @@ void add_flags(Flags& flags, Request& request) {
                             {"cuboid", EmitFormat::cuboid}},
                            "print the best plan as another program's flags or file, and search only what it can run; "
                            "cuboid: a run file for `cuboid train --config`");
+  flags.text("html", "FILE", request.html, "write a report: one page that needs no network");
   flags.toggle("json", request.json, "print one JSON document");
 }
 
@@ -151,6 +155,35 @@ std::string result_text(const PlanResult& result) {
   return text;
 }
 
+std::string percent(double part) {
+  return fmt::format("{:.1f} %", 100 * part);
+}
+
+void write_report(const Request& request, const PlanResult& result, Predictor& predictor) {
+  if (result.best.empty()) {
+    log::warning("--html: nothing is feasible, so there is no report");
+    return;
+  }
+  const PlanRequest& plan = request.plan;
+  const Cluster& cluster = predictor.cluster();
+  const PlanCandidate& best = result.best.front();
+  Report report;
+  report.title = fmt::format("{} on {} x {}", predictor.model().name, plan.gpus, cluster.device.name);
+  report.subtitle =
+      fmt::format("cluster {}, {}; global batch {} of {} tokens; {} candidates searched, {} feasible", cluster.name,
+                  cluster.stack.name, plan.global_batch, plan.seq_len, result.searched, result.feasible);
+  report.explanation = result.explanation;
+  report.facts = {{human_seconds(best.prediction.step_seconds), "a step"},
+                  {percent(best.prediction.mfu), "model FLOPs utilisation"},
+                  {percent(best.prediction.bubble_fraction), "bubble"},
+                  {fmt::format("{:.0f}", best.prediction.tokens_per_second_per_gpu), "tokens a second and device"},
+                  {human_bytes(static_cast<std::uint64_t>(best.prediction.memory().total())), "fullest device"}};
+  report.candidates = result.best;
+  report.candidates_json = candidates_json(result.best).dump();
+  report.memory_limit = plan.memory_limit > 0 ? plan.memory_limit : static_cast<double>(cluster.device.memory_bytes);
+  write_durably(request.html, report_page(predictor, report));
+}
+
 }  // namespace
 
 int plan_command(const Arguments& arguments) {
@@ -177,6 +210,7 @@ int plan_command(const Arguments& arguments) {
   for (auto* list : {&result.best, &result.pareto}) {
     for (PlanCandidate& candidate : *list) candidate.run.model = request.model;
   }
+  if (!request.html.empty()) write_report(request, result, predictor);
   std::string emitted;
   if (!result.best.empty()) {
     emitted = emit(request.emit, result.best.front().run, predictor.model(), predictor.cluster());

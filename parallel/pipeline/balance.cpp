@@ -1,6 +1,7 @@
 #include "cuboid/parallel/pipeline/balance.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include <fmt/format.h>
@@ -22,16 +23,15 @@ class Balance {
   }
 
   std::vector<int> split() const {
-    const auto slowest = solve([](double stage, double rest) { return std::max(stage, rest); }, kInfinity);
-    const double limit = slowest[0][0] * kRounding;
-    const auto squares = solve([](double stage, double rest) { return stage * stage + rest; }, limit);
+    const double limit = slowest() * kRounding;
+    const Reach reach = reach_within(limit);
+    const Table squares = least_squares(limit, reach);
     std::vector<int> layers;
     int begin = 0;
     for (int stage = 0; stage < stages_; ++stage) {
-      int end = begin + 1;
+      int end = std::max(begin + 1, reach.first[at(stage + 1)]);
       while (!(cost(stage, begin, end) <= limit &&
-               cost(stage, begin, end) * cost(stage, begin, end) + at(squares, stage + 1, end) <=
-                   at(squares, stage, begin) * kRounding)) {
+               square(stage, begin, end) + at(squares, stage + 1, end) <= at(squares, stage, begin) * kRounding)) {
         ++end;
       }
       layers.push_back(end - begin);
@@ -42,31 +42,84 @@ class Balance {
 
  private:
   using Table = std::vector<std::vector<double>>;
-  static double at(const Table& table, int stage, int begin) {
-    return table[static_cast<std::size_t>(stage)][static_cast<std::size_t>(begin)];
-  }
+  static std::size_t at(int i) { return static_cast<std::size_t>(i); }
+  static double at(const Table& table, int stage, int begin) { return table[at(stage)][at(begin)]; }
 
   // Cost of a stage that holds layers [begin, end), with the embedding or the head where it is the first or the last.
   double cost(int stage, int begin, int end) const {
     const int first = stage == 0 ? 0 : begin + 1;
     const int past = stage + 1 == stages_ ? layers_ + 2 : end + 1;
-    return prefix_[static_cast<std::size_t>(past)] - prefix_[static_cast<std::size_t>(first)];
+    return prefix_[at(past)] - prefix_[at(first)];
+  }
+  double square(int stage, int begin, int end) const {
+    const double own = cost(stage, begin, end);
+    return own * own;
   }
 
-  // table[stage][begin]: the best that stages stage… can do with layers begin…, over splits without a stage above
-  // limit.
-  template <typename Join>
-  Table solve(Join join, double limit) const {
-    Table table(static_cast<std::size_t>(stages_) + 1,
-                std::vector<double>(static_cast<std::size_t>(layers_) + 1, kInfinity));
-    table[static_cast<std::size_t>(stages_)][static_cast<std::size_t>(layers_)] = 0;
+  // The slowest stage if each takes as many layers as the limit lets it; infinite if that does not do for all layers.
+  double packed(double limit) const {
+    double slowest = 0;
+    int begin = 0;
+    for (int stage = 0; stage < stages_; ++stage) {
+      int end = stage + 1 == stages_ ? layers_ : begin + 1;
+      const int last = layers_ - (stages_ - 1 - stage);  // each later stage needs a layer
+      while (end < last && cost(stage, begin, end + 1) <= limit) ++end;
+      slowest = std::max(slowest, cost(stage, begin, end));
+      if (slowest > limit) return kInfinity;
+      begin = end;
+    }
+    return slowest;
+  }
+
+  // The smallest limit that does: halving, and then from each packing to the next that is better by any amount.
+  double slowest() const {
+    double found = packed(kInfinity);
+    double low = prefix_.back() / stages_ / kRounding;
+    while (low < found && found - low > 1e-9 * found) {
+      const double middle = (low + found) / 2;
+      const double now = packed(middle);
+      if (now < kInfinity) {
+        found = now;
+      } else {
+        low = middle;
+      }
+    }
+    for (double next = found; next < kInfinity; next = packed(std::nextafter(found, -1.0))) found = next;
+    return found;
+  }
+
+  // Where stages can begin within a limit: [first, last] of each, and behind the last stage.
+  struct Reach {
+    std::vector<int> first, last;
+  };
+  Reach reach_within(double limit) const {
+    Reach reach{std::vector<int>(at(stages_ + 1), layers_), std::vector<int>(at(stages_ + 1), 0)};
+    for (int stage = 0; stage < stages_; ++stage) {
+      const int begin = reach.last[at(stage)];
+      int end = stage + 1 == stages_ ? layers_ : begin + 1;
+      const int most = layers_ - (stages_ - 1 - stage);
+      while (end < most && cost(stage, begin, end + 1) <= limit) ++end;
+      reach.last[at(stage + 1)] = end;
+    }
     for (int stage = stages_ - 1; stage >= 0; --stage) {
-      for (int begin = 0; begin < layers_; ++begin) {
-        double& best = table[static_cast<std::size_t>(stage)][static_cast<std::size_t>(begin)];
-        for (int end = begin + 1; end <= layers_; ++end) {
-          if (stage + 1 == stages_ && end != layers_) continue;
-          const double own = cost(stage, begin, end);
-          if (own <= limit) best = std::min(best, join(own, at(table, stage + 1, end)));
+      const int end = reach.first[at(stage + 1)];
+      int begin = stage == 0 ? 0 : end - 1;
+      while (begin > stage && cost(stage, begin - 1, end) <= limit) --begin;
+      reach.first[at(stage)] = begin;
+    }
+    return reach;
+  }
+
+  // table[stage][begin]: the least sum of squares of stages stage… with layers begin…, none above the limit.
+  Table least_squares(double limit, const Reach& reach) const {
+    Table table(at(stages_ + 1), std::vector<double>(at(layers_ + 1), kInfinity));
+    table[at(stages_)][at(layers_)] = 0;
+    for (int stage = stages_ - 1; stage >= 0; --stage) {
+      for (int begin = reach.first[at(stage)]; begin <= reach.last[at(stage)]; ++begin) {
+        double& best = table[at(stage)][at(begin)];
+        for (int end = std::max(begin + 1, reach.first[at(stage + 1)]); end <= reach.last[at(stage + 1)]; ++end) {
+          if (cost(stage, begin, end) > limit) break;
+          best = std::min(best, square(stage, begin, end) + at(table, stage + 1, end));
         }
       }
     }

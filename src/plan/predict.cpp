@@ -61,6 +61,14 @@ const ActionCost& cost_of(const BlockPrice& stage, ActionKind kind) {
   }
 }
 
+// Where a grid's groups lie on the cluster.
+struct Placed {
+  bool known = false;
+  Grid grid = {};
+  TracedGroups traced = {};
+  plan::DataGroups data = {};
+};
+
 // What a named schedule has whatever its number of micro-batches.
 struct ScheduleShape {
   std::string name;
@@ -86,14 +94,14 @@ struct ScheduleShape {
 class Step {
  public:
   Step(const Cluster& cluster, const ModelConfig& model, const RunConfig& run, const ModelTrace& trace,
-       const PredictOptions& options, const ModelPrice& price)
+       const PredictOptions& options, const ModelPrice& price, const plan::DataGroups& data)
       : cluster_(cluster),
         stack_(cluster.stack),
         model_(model),
         run_(run),
         trace_(trace),
         options_(options),
-        data_(plan::place_data_groups(cluster, run.grid)),
+        data_(data),
         price_(price) {}
 
   /// Layers of each stage, and the stages' prices: what all runs of equal prices and numbers of stages share.
@@ -116,7 +124,9 @@ class Step {
     double end = 0;
     double gathers = 0;
     StepBound bound;
-    for (int rank = 0; rank < shape.ranks(); ++rank) {
+    // The ranks that are slowest or fullest in one schedule or another; the others can only be worse than the bound.
+    for (const int rank : {0, 1, shape.ranks() / 2, shape.ranks() - 1}) {
+      if (rank >= shape.ranks()) continue;
       end = std::max(end, least_end(rank, shape) + tail_reduction(rank) + optimizer_seconds(rank));
       gathers = std::max(gathers, gather(rank));
       bound.memory_bytes = std::max(bound.memory_bytes, least_memory(rank, shape));
@@ -469,7 +479,7 @@ class Step {
   const RunConfig& run_;
   const ModelTrace& trace_;
   const PredictOptions& options_;
-  plan::DataGroups data_;
+  const plan::DataGroups& data_;
   const ModelPrice& price_;
   Schedule schedule_;
   std::vector<BlockPrice> stages_;
@@ -495,6 +505,15 @@ struct Predictor::Cached {
 };
 
 struct Predictor::Shapes {
+  // Where the groups of the grid lie that was asked for last: a search asks for one grid many times in a row.
+  Placed placed;
+  const Placed& place(const Cluster& cluster, const Grid& grid) {
+    if (!placed.known || !(placed.grid == grid)) {
+      placed = {true, grid, place_traced_groups(cluster, grid), plan::place_data_groups(cluster, grid)};
+    }
+    return placed;
+  }
+
   std::map<std::tuple<std::string, int, int>, ScheduleShape> known;  // by name, ranks and virtual stages
 
   const ScheduleShape& of(const RunConfig& run) {
@@ -537,12 +556,11 @@ Predictor::Priced& Predictor::priced(Cached& cached, const RunConfig& run) {
     key.push_back(group.ranks);
     key.insert(key.end(), group.inside.begin(), group.inside.end());
   };
-  const TracedGroups groups = place_traced_groups(cluster_, run.grid);
-  for (const GroupPlacement* group : {&groups.tp, &groups.cp, &groups.ep}) place(*group);
+  const Placed& placed = shapes_->place(cluster_, run.grid);
+  for (const GroupPlacement* group : {&placed.traced.tp, &placed.traced.cp, &placed.traced.ep}) place(*group);
   if (run.zero >= 2) {
-    const plan::DataGroups data = plan::place_data_groups(cluster_, run.grid);
-    place(data.dense);
-    place(data.expert);
+    place(placed.data.dense);
+    place(placed.data.expert);
   }
   const auto [found, is_new] = cached.prices.try_emplace(std::move(key));
   if (is_new) found->second.price = plan::price_model(cluster_, run, model_, cached.trace);
@@ -554,7 +572,7 @@ StepBound Predictor::bound(const RunConfig& run) {
   Priced& prices = priced(traced, run);
   const ScheduleShape& shape = shapes_->of(run);
   const PredictOptions options;
-  Step step(cluster_, model_, run, traced.trace, options, prices.price);
+  Step step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid).data);
   const auto stages = static_cast<int>(shape.rank_of_stage.size());
   const auto [layout, is_new] = prices.layouts.try_emplace({stages, shape.split});
   if (is_new) layout->second = step.divide(stages, shape.split);
@@ -563,7 +581,9 @@ StepBound Predictor::bound(const RunConfig& run) {
 
 StepPrediction Predictor::predict(const RunConfig& run, const PredictOptions& options) {
   Cached& traced = cached(run);
-  return Step(cluster_, model_, run, traced.trace, options, priced(traced, run).price).run();
+  const Priced& prices = priced(traced, run);
+  return Step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid).data)
+      .run();
 }
 
 void check_cluster(const Cluster& cluster, const RunConfig& run, Problems& problems) {
