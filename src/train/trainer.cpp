@@ -294,6 +294,8 @@ void collect(Problems& problems, F&& make) {
 }
 
 void check_fabric(const RunConfig& run, const Fabric& fabric, Problems& problems) {
+  problems.add_if(run.balance == Balance::measured && !fabric.gpus.empty(),
+                  "--balance measured: its profile is the CPU's; with --device cuda use flops, or give --stage-layers");
   if (fabric.job == nullptr) return;
   problems.add_if(run.balance == Balance::measured && fabric.job->processes() > 1,
                   "--balance measured: each process would measure costs of its own and cut the stages elsewhere; over "

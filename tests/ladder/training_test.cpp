@@ -63,6 +63,18 @@ TEST_P(OnGpus, OneARank) {
   follow_the_reference(GetParam());
 }
 
+TEST(OnGpusRequest, AProfileOfTheCpuIsRefused) {
+  RunConfig run = oracle_run({.model = "gpt2-tiny", .pp = 2});
+  run.balance = Balance::measured;
+  try {
+    train(run, oracle_model("gpt2-tiny"), {}, nullptr, {.gpus = {0, 0}});
+    ADD_FAILURE() << "the CPU's times decided a GPU's stages";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::request);
+    EXPECT_NE(std::string(error.what()).find("--balance measured"), std::string::npos) << error.what();
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Ladder, OnGpus, testing::ValuesIn(layouts()),
                          [](const auto& layout) { return name_of(layout.param); });
 
