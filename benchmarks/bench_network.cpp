@@ -1,6 +1,6 @@
 // A large all-reduce over the processes of a job, beside MPI_Allreduce called flat on the same processes in the same
-// run. Start it with mpirun; process 0 prints one JSON document. bench_network
-// [BYTES] [ROUNDS]
+// run. Start it with mpirun; process 0 prints one JSON document. bench_network [BYTES] [ROUNDS] [CLOCK_ROUNDS]: the
+// last compares the clock of `cuboid bench comm` with a plain loop around MPI_Allreduce, so often.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -13,6 +13,7 @@
 #include <mpi.h>
 
 #include "cuboid/comm/processes.h"
+#include "cuboid/plan/measure_comm.h"
 
 namespace {
 
@@ -33,9 +34,11 @@ std::string described(std::vector<double> values) {
 int main(int argc, char** argv) {
   const std::int64_t count = (argc > 1 ? std::atoll(argv[1]) : 4 << 20) / 4;
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 9;
+  const int clock_rounds = argc > 3 ? std::atoi(argv[3]) : 0;
   const auto job = cuboid::join_processes();
   std::vector<double> ours;
   std::vector<double> flat;
+  std::vector<double> overhead;
   job->run(job->processes(), 1,
            [&](cuboid::RankContext& self) {
              const cuboid::Tensor x = self.device.zeros({count}, cuboid::DType::float32);
@@ -51,11 +54,27 @@ int main(int argc, char** argv) {
                ours.push_back(a);
                flat.push_back(b);
              }
+             // What the clock of `cuboid bench comm` adds to a collective: MPI's own in it, and in a plain loop.
+             const auto call = [&] {
+               MPI_Allreduce(x.raw(), y.raw(), static_cast<int>(count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+             };
+             for (int round = 0; round < clock_rounds; ++round) {
+               const cuboid::RoundTimes timed = cuboid::time_rounds(*self.world, self.device, call, 0.1);
+               self.world->barrier();
+               const double plain = seconds_of([&] {
+                 for (int i = 0; i < timed.rounds; ++i) call();
+               });
+               if (self.rank == 0) overhead.push_back(timed.mean * timed.rounds / plain - 1);
+             }
            },
            {});
   if (job->process() == 0) {
-    fmt::print("{{\"bytes\": {}, \"processes\": {}, \"all_reduce_seconds\": {}, \"mpi_allreduce_seconds\": {}}}\n",
-               4 * count, job->processes(), described(ours), described(flat));
+    std::sort(overhead.begin(), overhead.end());
+    fmt::print(
+        "{{\"bytes\": {}, \"processes\": {}, \"all_reduce_seconds\": {}, \"mpi_allreduce_seconds\": {}, "
+        "\"bench_overhead\": {}}}\n",
+        4 * count, job->processes(), described(ours), described(flat),
+        overhead.empty() ? "null" : fmt::format("{:.4f}", overhead[overhead.size() / 2]));
     std::fflush(stdout);
   }
   job->leave(0);

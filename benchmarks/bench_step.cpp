@@ -24,8 +24,7 @@
 #include "cuboid/core/text.h"
 #include "cuboid/formats/hf_config.h"
 #include "cuboid/train/check.h"
-#include "cuboid/train/optimizer.h"
-#include "cuboid/train/replica.h"
+#include "cuboid/train/step_runner.h"
 
 namespace cuboid {
 namespace {
@@ -100,9 +99,7 @@ class Session {
     ready_.release();
   }
   void serve_rank(RankContext& context) {
-    Replica replica(context, run_, model_, layout_);
-    Optimizer optimizer(context.device, run_.optimizer, replica.parameters());
-    replica.parameters().initialize(1);
+    StepRunner runner(context, run_, model_, layout_);
     for (int s = 0;; ++s) {
       context.world->barrier();
       if (context.rank == 0) {
@@ -111,19 +108,9 @@ class Session {
       }
       context.world->barrier();
       if (stop_) return;
-      const std::int64_t first = std::int64_t{s} * run_.global_batch;
-      replica.train_batch(
-          [&](std::int64_t i, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
-            for (std::size_t t = 0; t < inputs.size(); ++t) {
-              const auto word = philox(7, static_cast<std::uint32_t>(first + i), static_cast<std::uint32_t>(t), 0, 0);
-              inputs[t] = static_cast<std::int32_t>(word.x[0] % static_cast<std::uint32_t>(model_.vocab));
-              targets[t] = static_cast<std::int32_t>(word.x[1] % static_cast<std::uint32_t>(model_.vocab));
-            }
-            return true;
-          },
-          {.seed = 1, .step = s, .dropout = run_.dropout}, first, [&] { update(context, replica, optimizer); });
+      runner.step(s);
       if (context.rank == 0) {
-        for (const Span& span : replica.spans()) {
+        for (const Span& span : runner.spans()) {
           Action kind = span.action;
           spans[kind.kind == ActionKind::forward           ? "F"
                 : kind.kind == ActionKind::backward        ? "B"
@@ -135,13 +122,6 @@ class Session {
       }
     }
   }
-  void update(RankContext& context, Replica& replica, Optimizer& optimizer) const {
-    const Groups& groups = replica.groups();
-    const double norm =
-        gradient_norm(context.device, replica.parameters(), groups.axis(Axis::tp), groups.axis(Axis::pp));
-    optimizer.step(run_.optimizer.lr, clipping_factor(run_.optimizer.clip_grad, norm));
-  }
-
   RunConfig run_;
   const ModelConfig& model_;
   PipelineLayout layout_;

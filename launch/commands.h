@@ -9,6 +9,7 @@ namespace cuboid::launch {
 
 using Arguments = std::vector<std::string>;
 
+int bench_command(const Arguments& arguments);
 int checkpoint_command(const Arguments& arguments);
 int train_command(const Arguments& arguments);
 int plan_command(const Arguments& arguments);
@@ -17,5 +18,6 @@ int doctor_command(const Arguments& arguments);
 int data_command(const Arguments& arguments);
 int models_command(const Arguments& arguments);
 int schedule_command(const Arguments& arguments);
+int topo_command(const Arguments& arguments);
 
 }  // namespace cuboid::launch

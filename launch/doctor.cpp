@@ -1,6 +1,4 @@
 // cuboid doctor: what this machine has, what follows from it, and the command that brings what is missing.
-#include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <set>
@@ -21,6 +19,7 @@
 
 #include "launch/commands.h"
 #include "launch/flags.h"
+#include "launch/machine.h"
 
 namespace cuboid::launch {
 namespace {
@@ -35,16 +34,6 @@ struct Findings {
     missing.push_back({{"what", what}, {"for", purpose}, {"command", command}});
   }
 };
-
-/// Standard output of a command; empty if it fails.
-std::string output_of(const std::string& command) {
-  std::string text;
-  std::FILE* pipe = popen((command + " 2>/dev/null").c_str(), "r");
-  if (pipe == nullptr) return "";
-  std::array<char, 4096> block;
-  for (std::size_t n; (n = std::fread(block.data(), 1, block.size(), pipe)) > 0;) text.append(block.data(), n);
-  return pclose(pipe) == 0 ? text : "";
-}
 
 std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));

@@ -32,6 +32,8 @@ constexpr Command kCommands[] = {
     {"data", "build token files from text, or look into them", data_command},
     {"models", "list the model presets, or describe one", models_command},
     {"schedule", "generate, check, time and draw a pipeline schedule", schedule_command},
+    {"topo", "show a machine's wiring, and place a grid's ranks on it", topo_command},
+    {"bench", "measure communication, matrix products, training steps and placements", bench_command},
 };
 
 void print_help() {

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "cuboid/core/svg.h"
 #include "cuboid/parallel/pipeline/draw.h"
 
 #include "timeline.h"
@@ -63,22 +64,6 @@ Rgb shade(Rgb color, int chunk, int chunks) {
 
 std::string hex(Rgb c) {
   return fmt::format("#{:02x}{:02x}{:02x}", c.r, c.g, c.b);
-}
-
-std::string escape(const std::string& text) {
-  std::string out;
-  for (char c : text) {
-    if (c == '&') {
-      out += "&amp;";
-    } else if (c == '<') {
-      out += "&lt;";
-    } else if (c == '>') {
-      out += "&gt;";
-    } else {
-      out += c;
-    }
-  }
-  return out;
 }
 
 // The largest of 1, 2, 5 times a power of ten that gives at least five steps.
@@ -146,11 +131,11 @@ class Chart {
         "height=\"6\" fill=\"#dfe2e7\"/></pattern></defs>\n";
     add("<rect width=\"{:.0f}\" height=\"{:.0f}\" fill=\"#ffffff\"/>\n", width, height_);
     add("<text x=\"{}\" y=\"28\" font-size=\"17\" font-weight=\"600\" fill=\"#1f2530\">{}</text>\n", kLeft,
-        escape(drawing_.title));
+        xml_escaped(drawing_.title));
     std::string figures = fmt::format("makespan {}   ·   bubble {:.1f} %   ·   peak {:.4g} micro-batches of a stage",
                                       time(timeline_.makespan), 100 * timeline_.bubble_fraction, timeline_.peak);
     if (!drawing_.subtitle.empty()) figures = drawing_.subtitle + "   ·   " + figures;
-    add("<text x=\"{}\" y=\"47\" class=\"g\">{}</text>\n", kLeft, escape(figures));
+    add("<text x=\"{}\" y=\"47\" class=\"g\">{}</text>\n", kLeft, xml_escaped(figures));
   }
 
   std::string time(double value) const {

@@ -58,9 +58,6 @@ std::vector<Digit> digits_of(const Grid& grid, const std::vector<Axis>& order) {
 std::string order_text(const std::vector<Axis>& order) {
   std::vector<std::string> names;
   for (Axis axis : order) names.emplace_back(name_of(axis));
-  for (Axis axis : kAxes) {
-    if (std::find(order.begin(), order.end(), axis) == order.end()) names.emplace_back(name_of(axis));
-  }
   return join(names, "-");
 }
 

@@ -230,8 +230,9 @@ std::vector<TopologyLevel> levels(const Topology& topology) {
     price(topology, at, all.empty() ? nullptr : &all.back(), level);
     all.push_back(std::move(level));
   };
+  std::vector<TopologyLevel> inside;
   for (const InnerLevel& inner : kInnerLevels) {
-    TopologyLevel level{inner.name, {}, 0, 0};
+    TopologyLevel& level = inside.emplace_back(TopologyLevel{inner.name, {}, 0, 0});
     std::vector<std::vector<std::vector<int>>> of_kind;
     for (const NodeKind& kind : topology.kinds) {
       of_kind.push_back(
@@ -243,8 +244,11 @@ std::vector<TopologyLevel> levels(const Topology& topology) {
         level.groups.push_back(std::move(group));
       }
     }
-    add(std::move(level));
   }
+  // NVLink may join less than a NUMA node, or more.
+  std::stable_sort(inside.begin(), inside.end(),
+                   [](const auto& a, const auto& b) { return a.groups.size() > b.groups.size(); });
+  for (TopologyLevel& level : inside) add(std::move(level));
   if (topology.nodes.size() < 2) return all;
   for (const FabricLevel& fabric : topology.fabric) {
     TopologyLevel level{fabric.name, {}, 0, 0};

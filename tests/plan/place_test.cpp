@@ -22,8 +22,7 @@ Topology uniform(int nodes, int devices, int nics, double bandwidth) {
   t.name = "uniform";
   NodeKind& kind = t.kinds.emplace_back();
   kind.name = "node";
-  for (int d = 0; d < devices; ++d)
-    kind.devices.push_back({"d" + std::to_string(d), TopologyDeviceKind::gpu, d, {}, "", ""});
+  for (int d = 0; d < devices; ++d) kind.devices.push_back({"d" + std::to_string(d), TopologyDeviceKind::gpu, d, {}, "", ""});
   for (int n = 0; n < nics; ++n) kind.nics.push_back({"n" + std::to_string(n), {}, 10e9, 10e9, 0});
   for (int a = 0; a < devices; ++a) {
     for (int b = 0; b < devices; ++b)

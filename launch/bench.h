@@ -1,0 +1,54 @@
+// The measurements of `cuboid bench`, and what they have in common: ranks over threads or the processes of a job.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cuboid/comm/ranks.h"
+#include "cuboid/plan/measure_comm.h"
+#include "cuboid/value/cluster.h"
+#include "cuboid/value/model_config.h"
+#include "cuboid/value/run_config.h"
+
+#include "launch/commands.h"
+#include "launch/flags.h"
+
+namespace cuboid::launch {
+
+int bench_comm(const Arguments& arguments);
+int bench_gemm(const Arguments& arguments);
+int bench_step(const Arguments& arguments);
+int bench_map(const Arguments& arguments);
+
+/// Where ranks run, from the flags and the launcher.
+struct BenchRanks {
+  int ranks_per_process = 1;
+  double deadline = 600;
+};
+void add_ranks_flags(Flags& flags, BenchRanks& where);
+
+/// Host of every rank of a world of this size. @throws Error{request} if a job's processes are not as many as needed
+std::vector<std::string> hosts_of_ranks(int world, const BenchRanks& where);
+/// Runs a body on every rank, as threads here or over the job.
+void run_on_ranks(int world, const BenchRanks& where, int threads_per_rank,
+                  const std::function<void(RankContext&)>& body);
+
+/// The training step that is measured: model, grid and what else decides its work.
+struct BenchRun {
+  RunConfig run;
+  AxisValues degrees{{1, 1, 1, 1, 1}};
+  std::string order{Grid::kDefaultOrder};
+};
+void add_run_flags_of_bench(Flags& flags, BenchRun& bench);
+/// The run with its grid. Every fault goes to problems.
+RunConfig checked_run(const BenchRun& bench, const ModelConfig& model, Problems& problems);
+
+/// Levels fitted, as a cluster file for plan and simulate: cores and software of the preset cpu-local, or of the file
+/// that is there already, with these levels. @throws Error{request} where hosts have unlike numbers of ranks
+void save_levels(const std::string& path, const Topology& topology, const std::vector<LevelFit>& fits);
+
+/// Per-level figures with their goodness, as lines of text.
+std::string fits_text(const std::vector<LevelFit>& fits);
+
+}  // namespace cuboid::launch

@@ -1,0 +1,201 @@
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <map>
+#include <sstream>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <omp.h>
+
+#include "cuboid/core/log.h"
+#include "cuboid/core/random.h"
+#include "cuboid/core/units.h"
+#include "cuboid/formats/cluster_file.h"
+#include "cuboid/formats/durable.h"
+#include "cuboid/formats/hf_config.h"
+#include "cuboid/kernels/kernels.h"
+#include "cuboid/plan/trace.h"
+
+#include "launch/bench.h"
+
+namespace cuboid::launch {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kUsage = "cuboid bench gemm [--shapes M,N,K...] [--model M] [flags]";
+constexpr const char* kSummary =
+    "Rates of matrix products (M,K)·(K,N) by shape: squares, shapes given, or those of a model's micro-batch.";
+
+struct Shape3 {
+  std::int64_t m = 0, n = 0, k = 0;
+  auto operator<=>(const Shape3&) const = default;
+  double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
+};
+
+struct Request {
+  std::vector<Shape3> shapes;
+  std::string model;
+  int tp = 1;
+  std::int64_t micro_batch = 1;
+  std::int64_t seq_len = 512;
+  DType dtype = DType::float32;
+  int threads = 1;
+  double seconds = 0.2;
+  std::string save;
+  bool json = false;
+};
+
+void add_flags(Flags& flags, Request& request) {
+  flags.section("Products");
+  flags.add(
+      "shapes", "M,N,K...", "squares of 128 to 1024", "rows, columns and inner dimension",
+      [&request](const Flags::Values& v) {
+        for (const auto& word : v) {
+          Shape3 shape;
+          std::istringstream parts(word);
+          for (std::int64_t* dim : {&shape.m, &shape.n, &shape.k}) {
+            std::string part;
+            std::getline(parts, part, ',');
+            *dim = Flags::parse_whole(part, 1, 1 << 20);
+          }
+          if (!parts.eof()) throw Error(ErrorKind::request, fmt::format("'{}' is not M,N,K", word));
+          request.shapes.push_back(shape);
+        }
+      },
+      true);
+  flags.text("model", "M", request.model, "shapes of this model's products, from its trace");
+  flags.whole("tp", request.tp, "tensor parallel degree that cuts the model's matrices", 1);
+  flags.whole("micro-batch", request.micro_batch, "sequences of the model's micro-batch", 1);
+  flags.whole("seq-len", request.seq_len, "tokens of a sequence", 1);
+  flags.choice<DType>("dtype", request.dtype, {{"float32", DType::float32}, {"bfloat16", DType::bfloat16}},
+                      "of the operands");
+  flags.whole("threads-per-rank", request.threads, "threads of a product", 1, 1024);
+  flags.real("seconds", request.seconds, "of each shape", "SECONDS");
+  flags.section("Output");
+  flags.text("save", "FILE.toml", request.save,
+             "cluster file: the fastest rate becomes the device's peak for the type, the largest product's share of it "
+             "matmul-efficiency");
+  flags.toggle("json", request.json, "one JSON document");
+}
+
+struct Rate {
+  Shape3 shape;
+  double seconds = 0;
+  double flops_per_second() const { return shape.flops() / seconds; }
+};
+
+std::vector<Shape3> shapes_of(const Request& request) {
+  std::vector<Shape3> shapes = request.shapes;
+  if (!request.model.empty()) {
+    TraceOptions options;
+    options.tp = request.tp;
+    options.micro_batch = request.micro_batch;
+    options.seq_len = request.seq_len;
+    options.dtype = request.dtype;
+    const ModelTrace trace = trace_model(load_model(request.model), options);
+    std::vector<const TracedBlock*> blocks = {&trace.embedding, &trace.head};
+    for (const TracedBlock& layer : trace.layers) blocks.push_back(&layer);
+    for (const TracedBlock* block : blocks) {
+      for (const TracedPass* pass : {&block->forward, &block->backward}) {
+        for (const TracedEvent& event : pass->events) {
+          const auto* kernel = std::get_if<TracedKernel>(&event);
+          if (kernel != nullptr && kernel->kind == TracedKernel::Kind::matmul)
+            shapes.push_back({kernel->m, kernel->n, kernel->k});
+        }
+      }
+    }
+  }
+  if (shapes.empty()) {
+    for (std::int64_t n : {128, 256, 512, 1024}) shapes.push_back({n, n, n});
+  }
+  std::sort(shapes.begin(), shapes.end(),
+            [](const Shape3& a, const Shape3& b) { return std::pair(a.flops(), a) < std::pair(b.flops(), b); });
+  shapes.erase(std::unique(shapes.begin(), shapes.end()), shapes.end());
+  return shapes;
+}
+
+Rate measured(const Shape3& shape, const Request& request) {
+  const Device device;
+  const auto random = [&](std::int64_t rows, std::int64_t columns, std::uint64_t key) {
+    const Tensor numbers = device.empty({rows, columns}, DType::float32, Category::workspace);
+    for (std::int64_t i = 0; i < numbers.elements(); ++i) {
+      numbers.data<float>()[i] = static_cast<float>(normal_of(key, static_cast<std::uint64_t>(i % 4099)));
+    }
+    const Tensor made = device.empty({rows, columns}, request.dtype, Category::workspace);
+    kernels::convert(device, numbers.data<float>(), made);
+    return made;
+  };
+  const Tensor a = random(shape.m, shape.k, 1);
+  const Tensor b = random(shape.k, shape.n, 2);
+  const Tensor c = device.zeros({shape.m, shape.n}, request.dtype, Category::workspace);
+  kernels::matmul(device, a, b, c);
+  std::vector<double> times;
+  for (double sum = 0; sum < request.seconds || times.size() < 3;) {
+    const auto start = std::chrono::steady_clock::now();
+    kernels::matmul(device, a, b, c);
+    times.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    sum += times.back();
+  }
+  std::sort(times.begin(), times.end());
+  return {shape, times[times.size() / 2]};
+}
+
+void save(const Request& request, const std::vector<Rate>& rates) {
+  std::error_code ignored;
+  Cluster cluster = load_cluster(std::filesystem::exists(request.save, ignored) ? request.save : "cpu-local");
+  double peak = 0;
+  for (const Rate& rate : rates) peak = std::max(peak, rate.flops_per_second());
+  (request.dtype == DType::bfloat16 ? cluster.device.bfloat16_flops : cluster.device.float32_flops) = peak;
+  cluster.stack.matmul_efficiency = rates.back().flops_per_second() / peak;
+  write_durably(request.save, write_cluster_file(cluster));
+  log::info("wrote " + request.save);
+}
+
+}  // namespace
+
+int bench_gemm(const Arguments& arguments) {
+  Flags flags(kUsage, kSummary);
+  Request request;
+  add_flags(flags, request);
+  Problems problems;
+  flags.parse(arguments, problems);
+  if (flags.help_wanted()) {
+    fmt::print("{}", flags.help());
+    return 0;
+  }
+  flags.apply(problems);
+  problems.add_if(!(request.seconds > 0), fmt::format("--seconds {}: must be over 0", request.seconds));
+  for (const char* name : {"tp", "micro-batch", "seq-len"}) {
+    problems.add_if(request.model.empty() && flags.value_of(name).has_value(),
+                    fmt::format("--{}: says nothing without --model", name));
+  }
+  problems.throw_if_any();
+  omp_set_num_threads(request.threads);
+  std::vector<Rate> rates;
+  for (const Shape3& shape : shapes_of(request)) rates.push_back(measured(shape, request));
+  if (!request.save.empty()) save(request, rates);
+  if (request.json) {
+    Json rows = Json::array();
+    for (const Rate& r : rates) {
+      rows.push_back({{"m", r.shape.m},
+                      {"n", r.shape.n},
+                      {"k", r.shape.k},
+                      {"seconds", r.seconds},
+                      {"flops_per_second", r.flops_per_second()}});
+    }
+    fmt::print("{}\n",
+               Json{{"dtype", name_of(request.dtype)}, {"threads", request.threads}, {"results", rows}}.dump(2));
+    return 0;
+  }
+  fmt::print("{}, {} thread{}\n{:>8} {:>8} {:>8} {:>10} {:>10}\n", name_of(request.dtype), request.threads,
+             request.threads == 1 ? "" : "s", "m", "n", "k", "time", "GFLOP/s");
+  for (const Rate& r : rates) {
+    fmt::print("{:>8} {:>8} {:>8} {:>10} {:>10.1f}\n", r.shape.m, r.shape.n, r.shape.k, human_seconds(r.seconds),
+               r.flops_per_second() * 1e-9);
+  }
+  return 0;
+}
+
+}  // namespace cuboid::launch
