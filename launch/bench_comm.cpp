@@ -196,6 +196,7 @@ std::string heat_map(const std::vector<PairSample>& pairs, const std::vector<std
     least = std::min(least, p.bandwidth);
     most = std::max(most, p.bandwidth);
   }
+  least = std::min(least, most / 4);  // small differences stay small
   std::string body;
   for (const auto& p : pairs) {
     const double share = most > least ? std::log(p.bandwidth / least) / std::log(most / least) : 1;

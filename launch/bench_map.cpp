@@ -25,8 +25,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kFitSeconds = 0.02;  // of each measurement before the fit
-constexpr int kFitPasses = 3;
+constexpr double kFitSeconds = 0.1;  // of each measurement before the fit
+constexpr int kFitPasses = 2;
 constexpr std::int64_t kSmallBytes = 4096;
 constexpr const char* kUsage = "cuboid bench map --model M --tp N --pp N --dp N [flags]";
 constexpr const char* kSummary =
@@ -176,8 +176,12 @@ std::vector<LevelFit> measured_levels(HostedRanks& hosted, const Request& reques
   CommPlan plan;
   plan.seconds = kFitSeconds;
   std::map<double, double> bytes_in;  // by size
+  std::map<CommOperation, double> bytes_by;
+  double all_bytes = 0;
   for (const AxisTraffic& t : traffic) {
     bytes_in[t.bytes] += t.bytes * t.count;
+    bytes_by[t.operation] += t.bytes * t.count;
+    all_bytes += t.bytes * t.count;
     const bool known = std::find(plan.operations.begin(), plan.operations.end(), t.operation) != plan.operations.end();
     if (!known) plan.operations.push_back(t.operation);
   }
@@ -201,12 +205,16 @@ std::vector<LevelFit> measured_levels(HostedRanks& hosted, const Request& reques
         const auto samples = measure_comm(Groups(set.grid, *self.world), self.device, plan);
         if (keeps && pass == 0) set.samples = samples;
         for (std::size_t i = 0; keeps && i < samples.size(); ++i) {
-          if (samples[i].times.p50 < set.samples[i].times.p50) set.samples[i] = samples[i];
+          if (samples[i].times.mean < set.samples[i].times.mean) set.samples[i] = samples[i];
         }
         self.world->barrier();
       }
     }
   });
+  // What the step does most counts most, and what it hardly does still a little.
+  for (GridSamples& set : measured) {
+    for (CommSample& sample : set.samples) sample.weight = std::max(0.02, bytes_by[sample.operation] / all_bytes);
+  }
   return fit_levels(hosted, measured);
 }
 

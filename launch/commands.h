@@ -18,6 +18,7 @@ int doctor_command(const Arguments& arguments);
 int data_command(const Arguments& arguments);
 int models_command(const Arguments& arguments);
 int schedule_command(const Arguments& arguments);
+int sample_command(const Arguments& arguments);
 int topo_command(const Arguments& arguments);
 
 }  // namespace cuboid::launch

@@ -10,6 +10,7 @@
 #include "cuboid/core/error.h"
 #include "cuboid/core/log.h"
 #include "cuboid/core/text.h"
+#include "cuboid/launch/program.h"
 
 #include "launch/commands.h"
 #include "launch/job.h"
@@ -32,6 +33,7 @@ constexpr Command kCommands[] = {
     {"data", "build token files from text, or look into them", data_command},
     {"models", "list the model presets, or describe one", models_command},
     {"schedule", "generate, check, time and draw a pipeline schedule", schedule_command},
+    {"sample", "let a trained model go on from a text", sample_command},
     {"topo", "show a machine's wiring, and place a grid's ranks on it", topo_command},
     {"bench", "measure communication, matrix products, training steps and placements", bench_command},
 };
@@ -81,15 +83,14 @@ void tell(const std::string& why) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  using cuboid::ErrorKind;
+int cuboid::run_program(int argc, char** argv) {
   int status = 0;
   try {
-    status = cuboid::launch::dispatch({argv + 1, argv + argc});
+    status = launch::dispatch({argv + 1, argv + argc});
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-      throw cuboid::Error(ErrorKind::failed, "standard output could not be written");
+      throw Error(ErrorKind::failed, "standard output could not be written");
     }
-  } catch (const cuboid::Error& error) {
+  } catch (const Error& error) {
     tell(error.what());
     status = error.exit_status();
   } catch (const std::bad_alloc&) {
@@ -99,6 +100,6 @@ int main(int argc, char** argv) {
     tell(fmt::format("internal error: {}", error.what()));
     status = 3;
   }
-  if (cuboid::Processes* job = cuboid::launch::job()) job->leave(status);
+  if (Processes* job = launch::job()) job->leave(status);
   return status;
 }

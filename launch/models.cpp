@@ -71,15 +71,21 @@ Json json_of(const Description& d, std::int64_t seq_len) {
 }
 
 std::string table(const std::vector<Description>& all) {
-  std::string text = fmt::format("{:<16} {:>12} {:>7} {:>7} {:>6} {:>4} {:>8}  {}\n", "model", "parameters", "layers",
-                                 "hidden", "heads", "kv", "vocab", "tp");
+  std::string text = fmt::format("{:<16} {:>12} {:>13} {:>7} {:>7} {:>6} {:>4} {:>8}  {}\n", "model", "parameters",
+                                 "FLOPs a token", "layers", "hidden", "heads", "kv", "vocab", "tp");
   for (const Description& d : all) {
     const ModelConfig& c = d.config;
-    text += fmt::format("{:<16} {:>12} {:>7} {:>7} {:>6} {:>4} {:>8}  {}\n", c.name,
-                        human_count(static_cast<double>(d.parameters.total())), c.layers, c.hidden, c.heads, c.kv_heads,
-                        c.vocab, list_of(d.tensor_degrees));
+    text += fmt::format("{:<16} {:>12} {:>13} {:>7} {:>7} {:>6} {:>4} {:>8}  {}\n", c.name,
+                        human_count(static_cast<double>(d.parameters.total())), human_count(d.flops.forward()),
+                        c.layers, c.hidden, c.heads, c.kv_heads, c.vocab, list_of(d.tensor_degrees));
   }
-  return text + "\n`cuboid models --model M` describes one. pp may be any number up to the layers, dp any.\n";
+  return text +
+         "\n`cuboid models --model M` describes one. pp may be any number up to the layers, dp any. FLOPs are those of "
+         "a\n"
+         "forward pass: 2 for each weight of a matrix that multiplies the token, and causal attention over the "
+         "model's\n"
+         "longest sequence, or --seq-len T (2·T·heads·head dim a layer; less with a window). Training takes 3 times "
+         "that.\n";
 }
 
 std::string details(const Description& d, std::int64_t seq_len) {

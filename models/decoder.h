@@ -2,7 +2,7 @@
 // and a gated MLP. A relative overrides what its paper changes. Private to models/.
 #pragma once
 
-#include "parts.h"
+#include "cuboid/models/parts.h"
 
 namespace cuboid {
 

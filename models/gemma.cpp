@@ -12,6 +12,13 @@ class Gemma final : public Decoder {
  public:
   std::string family() const override { return "gemma"; }
 
+  ModelConfig tiny() const override {
+    ModelConfig c = Model::tiny();
+    c.kv_heads = 1;
+    c.tied = true;
+    return c;
+  }
+
   Var embed(Forward& f, const Tensor& tokens) const override {
     return ops::scale(f.tape, Decoder::embed(f, tokens), std::sqrt(static_cast<double>(f.config.hidden)));
   }

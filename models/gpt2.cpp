@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "families.h"
-#include "parts.h"
+#include "cuboid/models/parts.h"
 
 namespace cuboid {
 namespace {
@@ -10,6 +10,14 @@ namespace {
 class Gpt2 final : public Model {
  public:
   std::string family() const override { return "gpt2"; }
+
+  ModelConfig tiny() const override {
+    ModelConfig c = Model::tiny();
+    c.hidden = c.heads * c.head_dim;
+    c.kv_heads = c.heads;
+    c.tied = c.attention_bias = c.attention_output_bias = c.mlp_bias = true;
+    return c;
+  }
 
   ParameterTable parameters(const ModelConfig& c) const override {
     using namespace parts;

@@ -9,6 +9,13 @@ namespace {
 class Llama final : public Decoder {
  public:
   std::string family() const override { return "llama"; }
+
+  ModelConfig tiny() const override {
+    ModelConfig c = Model::tiny();
+    c.attention_bias = c.attention_output_bias = c.mlp_bias = true;
+    c.rope_scaling = {.kind = RopeScaling::Kind::llama3, .factor = 8, .original_positions = 16};
+    return c;
+  }
 };
 
 }  // namespace

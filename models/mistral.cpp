@@ -9,6 +9,12 @@ namespace {
 class Mistral final : public Decoder {
  public:
   std::string family() const override { return "mistral"; }
+
+  ModelConfig tiny() const override {
+    ModelConfig c = Model::tiny();
+    c.window = 5;
+    return c;
+  }
 };
 
 }  // namespace

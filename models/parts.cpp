@@ -1,4 +1,4 @@
-#include "parts.h"
+#include "cuboid/models/parts.h"
 
 namespace cuboid::parts {
 

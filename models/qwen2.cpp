@@ -9,6 +9,14 @@ namespace {
 class Qwen2 final : public Decoder {
  public:
   std::string family() const override { return "qwen2"; }
+
+  ModelConfig tiny() const override {
+    ModelConfig c = Model::tiny();
+    c.attention_bias = c.tied = true;
+    c.window = 7;
+    c.full_layers = 1;
+    return c;
+  }
 };
 
 }  // namespace

@@ -9,6 +9,12 @@ namespace {
 class Qwen3 final : public Decoder {
  public:
   std::string family() const override { return "qwen3"; }
+
+  ModelConfig tiny() const override {
+    ModelConfig c = Model::tiny();
+    c.qk_norm = true;
+    return c;
+  }
 };
 
 }  // namespace

@@ -69,6 +69,12 @@ ParameterTable parameters_of(const ModelConfig& config) {
   return model_of(config).parameters(config);
 }
 
+bool learns_positions(const ModelConfig& config) {
+  const ParameterTable table = parameters_of(config);
+  return std::any_of(table.rows().begin(), table.rows().end(),
+                     [](const ParameterInfo& info) { return info.name == "positions.weight"; });
+}
+
 FlopsPerToken flops_per_token(const ModelConfig& config, std::int64_t seq_len) {
   const ParameterTable table = parameters_of(config);
   FlopsPerToken flops;

@@ -1,11 +1,13 @@
 #include "cuboid/parallel/pipeline/generators.h"
 
 #include <algorithm>
+#include <deque>
 
 #include <fmt/format.h>
 
 #include "cuboid/core/error.h"
 #include "cuboid/core/text.h"
+#include "cuboid/parallel/pipeline/verify.h"
 
 #include "rows.h"
 
@@ -92,31 +94,44 @@ using pipeline::Row;
 using pipeline::RowShape;
 
 struct Generator {
-  std::string_view name;
-  Row (*row)(const RowShape&);
+  std::string name;
+  std::function<Row(const RowShape&)> row;
   int default_virtual_stages;
   int min_virtual_stages;
   int max_virtual_stages;           // 0: any
   int min_micro_batches_of_a_rank;  // m must be at least this times p
+  bool registered = false;          // from outside: not known to be right
 };
 
-constexpr Generator kGenerators[] = {
-    {"gpipe", pipeline::gpipe_row, 1, 1, 1, 0},
-    {"1f1b", pipeline::one_f_one_b_row, 1, 1, 1, 0},
-    {"interleaved-1f1b", pipeline::interleaved_row, 2, 1, 0, 0},
-    {"looped-bfs", pipeline::looped_bfs_row, 2, 1, 0, 0},
-    {"zb-h1", pipeline::zb_h1_row, 1, 1, 1, 0},
-    {"zb-h2", pipeline::zb_h2_row, 1, 1, 1, 0},
-    {"zb-v", pipeline::zb_v_row, 2, 2, 2, 0},
-    {"v-half", pipeline::v_half_row, 2, 2, 2, 0},
-    {"v-min", pipeline::v_min_row, 2, 2, 2, 0},
-    {"dualpipe-v", pipeline::dualpipe_v_row, 2, 2, 2, 2},
-};
+std::deque<Generator>& generators() {
+  static std::deque<Generator> all = {
+      {"gpipe", pipeline::gpipe_row, 1, 1, 1, 0},
+      {"1f1b", pipeline::one_f_one_b_row, 1, 1, 1, 0},
+      {"interleaved-1f1b", pipeline::interleaved_row, 2, 1, 0, 0},
+      {"looped-bfs", pipeline::looped_bfs_row, 2, 1, 0, 0},
+      {"zb-h1", pipeline::zb_h1_row, 1, 1, 1, 0},
+      {"zb-h2", pipeline::zb_h2_row, 1, 1, 1, 0},
+      {"zb-v", pipeline::zb_v_row, 2, 2, 2, 0},
+      {"v-half", pipeline::v_half_row, 2, 2, 2, 0},
+      {"v-min", pipeline::v_min_row, 2, 2, 2, 0},
+      {"dualpipe-v", pipeline::dualpipe_v_row, 2, 2, 2, 2},
+  };
+  return all;
+}
+
+std::vector<std::string>& names() {
+  static std::vector<std::string> all = [] {
+    std::vector<std::string> made;
+    for (const Generator& generator : generators()) made.push_back(generator.name);
+    return made;
+  }();
+  return all;
+}
 
 const Generator& find_generator(std::string_view name) {
-  const auto found = std::find_if(std::begin(kGenerators), std::end(kGenerators),
+  const auto found = std::find_if(generators().begin(), generators().end(),
                                   [&](const Generator& generator) { return generator.name == name; });
-  if (found != std::end(kGenerators)) return *found;
+  if (found != generators().end()) return *found;
   throw Error(ErrorKind::request, fmt::format("--schedule {}: no such schedule; did you mean {}? There are {}", name,
                                               nearest(name, schedule_names()), join(schedule_names())));
 }
@@ -124,12 +139,15 @@ const Generator& find_generator(std::string_view name) {
 }  // namespace
 
 const std::vector<std::string>& schedule_names() {
-  static const std::vector<std::string> names = [] {
-    std::vector<std::string> all;
-    for (const Generator& generator : kGenerators) all.emplace_back(generator.name);
-    return all;
-  }();
-  return names;
+  return names();
+}
+
+void register_schedule(const std::string& name, int virtual_stages, RowGenerator row) {
+  CUBOID_CHECK(std::find(names().begin(), names().end(), name) == names().end(), "schedule " + name + " twice");
+  CUBOID_CHECK(virtual_stages >= 1, "schedule " + name + " with " + std::to_string(virtual_stages) + " stages a rank");
+  const auto adapted = [row = std::move(row)](const RowShape& s) { return row({s.r, s.p, s.m, s.v}); };
+  generators().push_back({name, adapted, virtual_stages, virtual_stages, virtual_stages, 0, true});
+  names().push_back(name);
 }
 
 int default_virtual_stages(std::string_view name) {
@@ -160,6 +178,7 @@ Schedule make_schedule(const ScheduleRequest& request) {
   for (int r = 0; r < request.ranks; ++r) {
     schedule.rows.push_back(generator.row({r, request.ranks, request.micro_batches, v}));
   }
+  if (generator.registered) require_valid(schedule);
   return schedule;
 }
 

@@ -21,6 +21,16 @@ class SentencePiece final : public Tokenizer {
     }
     return ids;
   }
+  std::string decode(std::span<const std::int32_t> ids) const override {
+    // The library refuses ids beyond its pieces; its own unknown piece has a text.
+    std::vector<int> known(ids.begin(), ids.end());
+    for (int& id : known) id = id >= 0 && id < vocab() ? id : model_.unk_id();
+    std::string text;
+    if (const auto status = model_.Decode(known, &text); !status.ok()) {
+      throw Error(ErrorKind::request, fmt::format("tokens cannot be turned into text: {}", status.ToString()));
+    }
+    return text;
+  }
   std::int64_t vocab() const override { return model_.GetPieceSize(); }
   std::int32_t end_of_document() const override { return model_.eos_id(); }
 

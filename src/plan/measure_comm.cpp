@@ -190,7 +190,7 @@ std::vector<CommSample> measure_comm(const Groups& groups, const Device& device,
           for (auto& exercise : exercises) works.push_back(exercise->start());
           for (Work& work : works) work.wait();
         };
-        CommSample sample{axes, operation, groups.axis(axes.front()).size(), exercises.front()->bytes(), {}};
+        CommSample sample{axes, operation, groups.axis(axes.front()).size(), exercises.front()->bytes(), {}, 1};
         sample.times = time_rounds(groups.world(), device, round, plan.seconds);
         if (operation == CommOperation::send) {  // there and back
           for (double* time : {&sample.times.mean, &sample.times.p50, &sample.times.p99}) *time /= 2;
@@ -300,6 +300,7 @@ struct Equation {
   double volume = 0;
   double seconds = 0;
   double bytes = 0;
+  double weight = 1;
 };
 
 LevelFit solve(const std::string& name, const std::vector<Equation>& equations) {
@@ -308,11 +309,11 @@ LevelFit solve(const std::string& name, const std::vector<Equation>& equations) 
   for (const Equation& e : equations) {
     const double a = e.steps / e.seconds;
     const double b = e.volume / e.seconds;
-    aa += a * a;
-    ab += a * b;
-    bb += b * b;
-    ac += a;
-    bc += b;
+    aa += e.weight * a * a;
+    ab += e.weight * a * b;
+    bb += e.weight * b * b;
+    ac += e.weight * a;
+    bc += e.weight * b;
   }
   const double determinant = aa * bb - ab * ab;
   double latency = determinant > 1e-12 * aa * bb ? (bb * ac - ab * bc) / determinant : 0;
@@ -384,7 +385,7 @@ std::vector<LevelFit> fit_levels(HostedRanks& ranks, const std::vector<GridSampl
       if (!crosses && sample.operation == CommOperation::send) continue;
       const double steps = crosses ? seconds({0, 1e30}, {1, 1e30}) : seconds({1, 1e30}, {0, 1e30});
       (crosses ? network : host)
-          .push_back({steps, crosses ? network_volume : host_volume, sample.times.p50, sample.bytes});
+          .push_back({steps, crosses ? network_volume : host_volume, sample.times.mean, sample.bytes, sample.weight});
     }
   }
   std::vector<LevelFit> fits;

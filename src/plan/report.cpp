@@ -53,7 +53,7 @@ std::string report_page(Predictor& predictor, const Report& report) {
   CUBOID_CHECK(!report.candidates.empty(), "a report without candidates");
   const RunConfig& run = report.candidates.front().run;
   const StepPrediction prediction = predictor.predict(run, {.spans = true, .memory_limit = report.memory_limit});
-  const Traffic traffic = traffic_of(predictor, run, prediction);
+  const RankTraffic traffic = rank_traffic(predictor, run, prediction);
   Json data;
   data["title"] = report.title;
   data["subtitle"] = report.subtitle;

@@ -114,7 +114,7 @@ void check_sequence(const RunConfig& run, Problems& problems) {
 }
 
 void check_positions(const ModelConfig& model, const RunConfig& run, Problems& problems) {
-  if (model.family == "gpt2" && run.seq_len > model.positions) {
+  if (run.seq_len > model.positions && learns_positions(model)) {
     problems.add(fmt::format("--seq-len {}: the model has a learned embedding for {} positions; use at most {}",
                              run.seq_len, model.positions, model.positions));
   }
@@ -226,17 +226,21 @@ void check_settings(const RunConfig& run, Problems& problems) {
   check_saving(run, problems);
 }
 
-void check_run(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+void check_split(const ModelConfig& model, const RunConfig& run, Problems& problems) {
   Problems elsewhere;  // the schedule's own faults are reported by check_settings
   check_tensor_degree(model, run, problems);
   check_stages(model, run, check_schedule(run, elsewhere), problems);
+}
+
+void check_run(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+  check_split(model, run, problems);
   check_positions(model, run, problems);
   check_settings(run, problems);
 }
 
 std::vector<std::string> doubts_about_run(const ModelConfig& model, const RunConfig& run) {
   std::vector<std::string> doubts;
-  if (model.family != "gpt2" && run.seq_len > model.positions) {
+  if (run.seq_len > model.positions && !learns_positions(model)) {
     doubts.push_back(fmt::format("--seq-len {}: the model's configuration was made for at most {} positions",
                                  run.seq_len, model.positions));
   }

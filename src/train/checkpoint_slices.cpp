@@ -167,6 +167,13 @@ void check_checkpoint(const Checkpoint& checkpoint, const ModelConfig& model, Pr
   }
 }
 
+void load_checkpoint_weights(const Checkpoint& checkpoint, ParameterStore& store) {
+  Loader loader(checkpoint, store);
+  for (const Parameter* p : store.all()) {
+    if (!store.shares_values(*p)) loader.weights(*p);
+  }
+}
+
 void load_checkpoint(const Checkpoint& checkpoint, ParameterStore& store, Optimizer& optimizer) {
   Loader loader(checkpoint, store);
   const bool with_moments = has_moments(checkpoint);

@@ -17,6 +17,23 @@ StageBlocks stage_blocks(const StageSpan& span) {
   return {span.stage, span.first ? 0 : span.first_layer + 1, span.first_layer + span.layers + (span.last ? 2 : 1)};
 }
 
+Tensor gather_vocabulary(const Device& device, const TensorParallel& tp, std::int64_t vocab, const Tensor& logits) {
+  const Tensor converted = device.empty(logits.shape(), DType::float32);
+  kernels::convert(device, logits, converted);
+  const Tensor local = device.to_host(converted);
+  Shape shape = logits.shape();
+  const std::int64_t columns = shape[-1];
+  shape[-1] = vocab;
+  const Tensor full = device.host().zeros(shape, DType::float32);
+  const std::int64_t first = even_share(vocab, tp.rank(), tp.size()).begin;
+  for (std::int64_t row = 0; row < shape.rows(); ++row) {
+    const float* from = local.data<float>() + row * columns;
+    std::copy(from, from + columns, full.data<float>() + row * vocab + first);
+  }
+  all_reduce_in_place(*tp.comm, full);
+  return full;
+}
+
 ModelStage::ModelStage(const Device& device, const ModelConfig& config, const TensorParallel& tp, ParameterStore& store,
                        const StageSpan& span, std::int64_t seq_len, Recompute recompute)
     : device_(device),
@@ -61,6 +78,14 @@ Tensor ModelStage::forward(int micro_batch, Tensor input) {
   if (span_.last) {
     x = model_.final_norm(f, x);
     Parameter& output = f["head.weight"];
+    if (!data.targets.defined()) {
+      CUBOID_CHECK(!tape.recording() && !tp_.splits_sequence(),
+                   "logits of one position: of whole sequences, untrained");
+      const Var at = Tape::constant(x.value().narrow(data.logits_at, 1));
+      logits_ = column_linear(tape, tp_, at, output, nullptr).value();
+      run.tape.reset();
+      return {};
+    }
     if (keep_logits_) logits_ = column_linear(tape, tp_, Tape::constant(x.value()), output, nullptr).value();
     Loss loss =
         vocabulary_parallel_linear_cross_entropy(tape, tp_, x, output, data.targets, f.first_vocabulary_row(), factor_);

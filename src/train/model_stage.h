@@ -12,9 +12,11 @@
 namespace cuboid {
 
 struct MicroBatch {
-  Tensor tokens;                  ///< (T,B) int32
-  Tensor targets;                 ///< (T,B) int32, kernels::kIgnore where left out
+  Tensor tokens;  ///< (T,B) int32
+  /// (T,B) int32, kernels::kIgnore where left out. Undefined: no loss is computed, only the logits of one position.
+  Tensor targets;
   std::int64_t first_sample = 0;  ///< global index of b = 0
+  std::int64_t logits_at = 0;     ///< without targets: the position
 };
 
 /// Which blocks a stage runs.
@@ -25,6 +27,9 @@ struct StageSpan {
   bool first = false;  ///< holds the embedding
   bool last = false;   ///< holds the head and the loss
 };
+
+/// Every column of logits (…,V/tp) on every rank of the tensor group, as float32 (…,V). Collective.
+Tensor gather_vocabulary(const Device& device, const TensorParallel& tp, std::int64_t vocab, const Tensor& logits);
 
 /// One span a stage, from the layers of each.
 std::vector<StageSpan> stage_spans(const std::vector<int>& stage_layers);
@@ -52,6 +57,7 @@ class ModelStage final : public Stage {
   /// Last stage: loss sums (B) float64 of a micro-batch that has run forward.
   const Tensor& losses(int micro_batch) const { return losses_[static_cast<std::size_t>(micro_batch)]; }
   void keep_logits(bool keep) { keep_logits_ = keep; }
+  /// (T,B,V/tp) of the last micro-batch that kept them; without targets (1,B,V/tp).
   const Tensor& logits() const { return logits_; }
 
  private:

@@ -128,20 +128,13 @@ void Replica::keep_logits(bool keep) {
 Tensor Replica::logits(std::int64_t b) const {
   const auto last = std::find_if(stages_.begin(), stages_.end(), [](const auto& s) { return s->last(); });
   if (last == stages_.end()) return {};
-  const Tensor& kept = (*last)->logits();  // (T,B,V/tp), parts that may differ in width by one
-  const Tensor converted = device_.empty(kept.shape(), DType::float32);
-  kernels::convert(device_, kept, converted);
-  const Tensor local = device_.to_host(converted);
-  const std::int64_t width = config_.vocab;
-  const Tensor full = device_.host().zeros({run_.seq_len, width}, DType::float32);
-  const std::int64_t first = even_share(width, tp_.rank(), tp_.size()).begin;
-  const std::int64_t columns = local.dim(2);
+  const Tensor all = gather_vocabulary(device_, tp_, config_.vocab, (*last)->logits());  // (T,B,V)
+  const Tensor one = device_.host().empty({run_.seq_len, config_.vocab}, DType::float32);
   for (std::int64_t t = 0; t < run_.seq_len; ++t) {
-    const float* row = local.data<float>() + (t * run_.micro_batch + b) * columns;
-    std::copy(row, row + columns, full.data<float>() + t * width + first);
+    const float* row = all.data<float>() + (t * run_.micro_batch + b) * config_.vocab;
+    std::copy(row, row + config_.vocab, one.data<float>() + t * config_.vocab);
   }
-  all_reduce_in_place(*tp_.comm, full);
-  return full;
+  return one;
 }
 
 }  // namespace cuboid

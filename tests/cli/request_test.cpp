@@ -49,6 +49,21 @@ TEST(Requests, HelpAndVersion) {
   EXPECT_THAT(run_cuboid({"--version"}).out, ::testing::MatchesRegex("cuboid [0-9]+\\.[0-9]+\\.[0-9]+\n"));
 }
 
+TEST(Requests, SamplesThatCannotBeMade) {
+  expect_refused({"sample", "--prompt", "x"}, {"--from: give"});
+  expect_refused({"sample", "--from", kCases, "--prompt", "x"}, {"--from " + kCases + ": holds neither"});
+  expect_refused({"sample", "--from", kOracle, "--prompt", "x"}, {"--tokenizer: the model knows 500 tokens"});
+  const Words sample = {"sample", "--from", kOracle, "--tokenizer", "bytes"};
+  const auto with = [&](const Words& more) {
+    Words words = sample;
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  expect_refused(with({"--tp", "3", "--temperature", "-1", "--top-p", "0", "--tokens", "64"}),
+                 {"--tp 3: 4 attention heads", "--temperature -1", "--top-p 0", "--prompt: gives no token"});
+  expect_refused(with({"--prompt", "abc", "--tokens", "62"}), {"--tokens 62: the prompt's 3 tokens"});
+}
+
 TEST(Requests, UnknownCommandsAndFlagsNameTheNearest) {
   EXPECT_EQ(run_cuboid({}).status, 2);
   expect_refused({"trian"}, {"'trian' is no command; did you mean train?"});

@@ -29,6 +29,8 @@ TEST(Tokenizer, SentencePieceModels) {
   std::string text;
   ASSERT_TRUE(reference.Decode(ids, &text).ok());
   EXPECT_EQ(text, "the weights of a model");
+  EXPECT_EQ(tokenizer->decode(ids), text);
+  EXPECT_EQ(tokenizer->decode(std::vector<std::int32_t>{ids[0], 1 << 20}).substr(0, 1), text.substr(0, 1));
 }
 
 }  // namespace

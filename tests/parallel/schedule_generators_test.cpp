@@ -191,6 +191,30 @@ std::string refusal(const ScheduleRequest& request) {
   return "accepted";
 }
 
+TEST(Generators, RegisteredOnesAreProvedBeforeTheyAreUsed) {
+  const auto in_turn = [](const RowRequest& request) {
+    std::vector<Action> row;
+    for (int k = 0; k < request.micro_batches; ++k) {
+      row.push_back({ActionKind::forward, request.rank, k});
+      row.push_back({ActionKind::backward, request.rank, k});
+    }
+    return row;
+  };
+  register_schedule("in-turn", 1, in_turn);
+  EXPECT_EQ(to_csv(make_schedule({"in-turn", 2, 2})), "0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n");
+  EXPECT_EQ(schedule_names().back(), "in-turn");
+  EXPECT_EQ(default_virtual_stages("in-turn"), 1);
+  EXPECT_THAT(refusal({"in-turn", 2, 2, 2}), HasSubstr("in-turn has 1 stage a rank"));
+  EXPECT_THROW(register_schedule("in-turn", 1, in_turn), std::logic_error);
+  EXPECT_THROW(register_schedule("1f1b", 1, in_turn), std::logic_error);
+  register_schedule("no-last-backward", 1, [&](const RowRequest& request) {
+    std::vector<Action> row = in_turn(request);
+    if (request.micro_batches == 7) row.pop_back();  // other tests may meet this schedule too
+    return row;
+  });
+  EXPECT_THAT(refusal({"no-last-backward", 2, 7}), HasSubstr("--schedule no-last-backward: rank 0: 0B6 is missing"));
+}
+
 TEST(Generators, Refusals) {
   EXPECT_THAT(refusal({"1fb1", 2, 4}), HasSubstr("--schedule 1fb1: no such schedule; did you mean 1f1b?"));
   EXPECT_THAT(refusal({"interleaved", 2, 4}), HasSubstr("interleaved-1f1b"));

@@ -145,7 +145,7 @@ TEST(TrafficMap, HasTheBytesOfTheGrid) {
   run.seq_len = 128;
   run.dtype = DType::bfloat16;
   const StepPrediction prediction = predictor.predict(run, {.spans = true});
-  const Traffic traffic = traffic_of(predictor, run, prediction);
+  const RankTraffic traffic = rank_traffic(predictor, run, prediction);
   ASSERT_EQ(traffic.bytes.size(), 4U);
   EXPECT_EQ(traffic.ranks_per_cell, 1);
   const double boundary = 3.0 * 2 * 128 * 768 * 2;  // three micro-batches, bfloat16
@@ -154,7 +154,7 @@ TEST(TrafficMap, HasTheBytesOfTheGrid) {
   EXPECT_EQ(traffic.bytes[0][3], 0);
   EXPECT_GT(traffic.bytes[0][1], 0);
   EXPECT_EQ(traffic.bytes[0][1], traffic.bytes[1][0]);
-  const Traffic coarse = traffic_of(predictor, run, prediction, 2);
+  const RankTraffic coarse = rank_traffic(predictor, run, prediction, 2);
   EXPECT_EQ(coarse.ranks_per_cell, 2);
   EXPECT_EQ(coarse.bytes[0][1], 2 * boundary);
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +15,9 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
   /// Ids of a text, without any that mark its beginning or end. Safe to call from many threads.
   virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
+  /// The text of ids; an id that stands for nothing becomes the replacement character U+FFFD, or what
+  /// a SentencePiece model writes for its unknown piece.
+  virtual std::string decode(std::span<const std::int32_t> ids) const = 0;
   /// Ids are below this.
   virtual std::int64_t vocab() const = 0;
   /// The id that ends a document, or -1.

@@ -81,6 +81,9 @@ class Model {
   virtual std::string family() const = 0;
   virtual ParameterTable parameters(const ModelConfig& config) const = 0;
   virtual std::vector<HfTensor> hugging_face_tensors(const ModelConfig& config) const = 0;
+  /// A small configuration for the tests that run on every family: 3 layers, 4 query and 2 key/value heads, an MLP that
+  /// 4 ranks can split, all sizes different from each other, and whatever sets the family apart switched on.
+  virtual ModelConfig tiny() const;
 
   /// tokens (T,B) → (T,B,C), or its shard of the sequence (T/tp,B,C) under sequence parallelism; so are all activations
   /// between layers.

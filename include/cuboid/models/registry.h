@@ -16,6 +16,9 @@ std::vector<std::string> model_families();
 /// thread safe. @throws std::logic_error if a family of that name, or its configuration type, is known already
 void register_model(std::unique_ptr<Model> model, ConfigFamily configuration);
 
+/// True if the model learns a vector a position: it cannot see more than config.positions tokens.
+bool learns_positions(const ModelConfig& config);
+
 /// The configuration's parameters, in pipeline order.
 ParameterTable parameters_of(const ModelConfig& config);
 

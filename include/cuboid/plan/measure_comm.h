@@ -42,6 +42,7 @@ struct CommSample {
   int ranks = 1;     ///< of a group of the first axis
   double bytes = 0;  ///< what was sent: the size asked for, rounded to whole elements a member
   RoundTimes times;
+  double weight = 1;                                                       ///< in fit_levels
   double algbw() const { return bytes / times.p50; }                       ///< bytes a second
   double busbw() const { return algbw() * bus_factor(operation, ranks); }  ///< as nccl-tests, of the first axis
 };
@@ -84,7 +85,8 @@ struct GridSamples {
   std::vector<CommSample> samples;
 };
 
-/// Least squares of relative errors over the samples in which a level is the slowest, with the coefficients that the
+/// Least squares of relative errors of mean times (what a link carries for a while, not in its first burst) over the
+/// samples in which a level is the slowest, with the coefficients that the
 /// model of place.h gives each sample; samples of several axes at once are left out.
 /// @return the levels that the samples show; the topology of `ranks` gets their numbers, and a note where one is not
 /// shown

@@ -12,12 +12,13 @@ namespace cuboid {
 
 /// Bytes a step from every rank to every other: collectives as rings over their groups' members in order, all-to-all
 /// as it is, stage boundaries, and gradients and parameters over the data axis.
-struct Traffic {
+struct RankTraffic {
   int ranks_per_cell = 1;                  ///< of large worlds neighbouring ranks are put together
   std::vector<std::vector<double>> bytes;  ///< [from][to]
 };
 /// @param most_cells  a side
-Traffic traffic_of(Predictor& predictor, const RunConfig& run, const StepPrediction& prediction, int most_cells = 64);
+RankTraffic rank_traffic(Predictor& predictor, const RunConfig& run, const StepPrediction& prediction,
+                         int most_cells = 64);
 
 struct Report {
   std::string title;

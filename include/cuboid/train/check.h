@@ -17,6 +17,9 @@ inline constexpr int kMostRanksPerProcess = 1024;
 /// Adds the reasons why no model at all could be trained by this run: ranges, and settings that need each other.
 void check_settings(const RunConfig& run, Problems& problems);
 
+/// Adds every reason why this model cannot be cut over the run's tensor and pipeline ranks.
+void check_split(const ModelConfig& model, const RunConfig& run, Problems& problems);
+
 /// Adds every reason why this model cannot be trained by this run, each naming its flag, the value and what is allowed:
 /// check_settings, and what the model's dimensions rule out.
 void check_run(const ModelConfig& model, const RunConfig& run, Problems& problems);

@@ -24,6 +24,9 @@ void check_checkpoint(const Checkpoint& checkpoint, const ModelConfig& model, Pr
 /// optimizer counts its updates from 0. @pre check_checkpoint found nothing
 void load_checkpoint(const Checkpoint& checkpoint, ParameterStore& store, Optimizer& optimizer);
 
+/// Reads this rank's weights alone. @pre check_checkpoint found nothing
+void load_checkpoint_weights(const Checkpoint& checkpoint, ParameterStore& store);
+
 /// What a rank writes, and the host memory that its slices point into: the tensors themselves, or copies from a GPU.
 struct OwnSlices {
   std::vector<SliceToWrite> slices;

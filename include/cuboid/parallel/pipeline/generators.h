@@ -3,6 +3,7 @@
 // schedules.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,6 +21,19 @@ struct ScheduleRequest {
 
 /// All names that make_schedule knows.
 const std::vector<std::string>& schedule_names();
+
+/// Which rank's row of F and B, or of F, I and W, a generator is to make.
+struct RowRequest {
+  int rank = 0;
+  int ranks = 1;
+  int micro_batches = 1;
+  int virtual_stages = 1;
+};
+/// A pure function. A stage's B (or W) must ascend in micro-batches: sums are then the same under every schedule.
+using RowGenerator = std::function<std::vector<Action>(const RowRequest&)>;
+/// Adds a schedule: from then on every command knows it by this name, and what it makes is verified like a file's.
+/// Before ranks start: not thread safe. @throws std::logic_error if the name is taken
+void register_schedule(const std::string& name, int virtual_stages, RowGenerator row);
 
 /// v when it is not given. @throws Error{request} for an unknown name, with the nearest known one
 int default_virtual_stages(std::string_view name);

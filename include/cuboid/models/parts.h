@@ -1,4 +1,4 @@
-// Parts that model definitions share: parameter rows and blocks of layers. Private to models/.
+// Parts that model definitions share: parameter rows and blocks of layers.
 #pragma once
 
 #include <string>

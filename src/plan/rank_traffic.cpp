@@ -46,7 +46,7 @@ class TrafficMap {
     out_.bytes.assign(at(cells), std::vector<double>(at(cells)));
   }
 
-  Traffic run() {
+  RankTraffic run() {
     const int ranks = run_.grid.degree(Axis::pp);
     const std::vector<int> rank_of_stage = prediction_.schedule.rank_of_stage();
     std::vector<Sent> sent(at(ranks));
@@ -117,12 +117,12 @@ class TrafficMap {
   const ModelTrace& trace_;
   const RunConfig& run_;
   const StepPrediction& prediction_;
-  Traffic out_;
+  RankTraffic out_;
 };
 
 }  // namespace
 
-Traffic traffic_of(Predictor& predictor, const RunConfig& run, const StepPrediction& prediction, int most_cells) {
+RankTraffic rank_traffic(Predictor& predictor, const RunConfig& run, const StepPrediction& prediction, int most_cells) {
   return TrafficMap(predictor.cluster(), predictor.trace(run), run, prediction, most_cells).run();
 }
 
