@@ -26,12 +26,13 @@ class Balance {
     const double limit = slowest() * kRounding;
     const Reach reach = reach_within(limit);
     const Table squares = least_squares(limit, reach);
+    const auto least = [&](int stage, int begin) { return at(squares, reach, stage, begin); };
     std::vector<int> layers;
     int begin = 0;
     for (int stage = 0; stage < stages_; ++stage) {
       int end = std::max(begin + 1, reach.first[at(stage + 1)]);
       while (!(cost(stage, begin, end) <= limit &&
-               square(stage, begin, end) + at(squares, stage + 1, end) <= at(squares, stage, begin) * kRounding)) {
+               square(stage, begin, end) + least(stage + 1, end) <= least(stage, begin) * kRounding)) {
         ++end;
       }
       layers.push_back(end - begin);
@@ -41,9 +42,7 @@ class Balance {
   }
 
  private:
-  using Table = std::vector<std::vector<double>>;
   static std::size_t at(int i) { return static_cast<std::size_t>(i); }
-  static double at(const Table& table, int stage, int begin) { return table[at(stage)][at(begin)]; }
 
   // Cost of a stage that holds layers [begin, end), with the embedding or the head where it is the first or the last.
   double cost(int stage, int begin, int end) const {
@@ -110,16 +109,25 @@ class Balance {
     return reach;
   }
 
-  // table[stage][begin]: the least sum of squares of stages stage… with layers begin…, none above the limit.
+  // table[stage]: of each place within reach where the stage can begin.
+  using Table = std::vector<std::vector<double>>;
+  static double at(const Table& table, const Reach& reach, int stage, int begin) {
+    const int first = reach.first[at(stage)];
+    return begin < first || begin > reach.last[at(stage)] ? kInfinity : table[at(stage)][at(begin - first)];
+  }
+
+  // The least sum of squares of stages stage… with layers begin…, none above the limit.
   Table least_squares(double limit, const Reach& reach) const {
-    Table table(at(stages_ + 1), std::vector<double>(at(layers_ + 1), kInfinity));
-    table[at(stages_)][at(layers_)] = 0;
+    Table table(at(stages_ + 1));
+    table[at(stages_)] = {0};
     for (int stage = stages_ - 1; stage >= 0; --stage) {
-      for (int begin = reach.first[at(stage)]; begin <= reach.last[at(stage)]; ++begin) {
-        double& best = table[at(stage)][at(begin)];
+      const int first = reach.first[at(stage)];
+      table[at(stage)].assign(at(std::max(0, reach.last[at(stage)] - first + 1)), kInfinity);
+      for (int begin = first; begin <= reach.last[at(stage)]; ++begin) {
+        double& best = table[at(stage)][at(begin - first)];
         for (int end = std::max(begin + 1, reach.first[at(stage + 1)]); end <= reach.last[at(stage + 1)]; ++end) {
           if (cost(stage, begin, end) > limit) break;
-          best = std::min(best, square(stage, begin, end) + at(table, stage + 1, end));
+          best = std::min(best, square(stage, begin, end) + at(table, reach, stage + 1, end));
         }
       }
     }

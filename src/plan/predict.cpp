@@ -1,6 +1,7 @@
 #include "cuboid/plan/predict.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include <fmt/format.h>
@@ -94,7 +95,7 @@ struct ScheduleShape {
 class Step {
  public:
   Step(const Cluster& cluster, const ModelConfig& model, const RunConfig& run, const ModelTrace& trace,
-       const PredictOptions& options, const ModelPrice& price, const plan::DataGroups& data)
+       const PredictOptions& options, const ModelPrice& price, const plan::DataGroups& data, double training_flops)
       : cluster_(cluster),
         stack_(cluster.stack),
         model_(model),
@@ -102,7 +103,8 @@ class Step {
         trace_(trace),
         options_(options),
         data_(data),
-        price_(price) {}
+        price_(price),
+        training_flops_(training_flops) {}
 
   /// Layers of each stage, and the stages' prices: what all runs of equal prices and numbers of stages share.
   struct Layout {
@@ -121,15 +123,19 @@ class Step {
     stages_ = layout.stages;
     rank_of_stage_ = shape.rank_of_stage;
     add_transfers_and_overheads();
-    double end = 0;
-    double gathers = 0;
     StepBound bound;
     // The ranks that are slowest or fullest in one schedule or another; the others can only be worse than the bound.
-    for (const int rank : {0, 1, shape.ranks() / 2, shape.ranks() - 1}) {
+    const std::array<int, 4> ranks = {0, 1, shape.ranks() / 2, shape.ranks() - 1};
+    for (const int rank : ranks) {
+      if (rank < shape.ranks()) add_least_memory(rank, shape, bound);
+    }
+    if (bound.memory_bytes > options_.memory_limit) return bound;
+    double end = 0;
+    double gathers = 0;
+    for (const int rank : ranks) {
       if (rank >= shape.ranks()) continue;
       end = std::max(end, least_end(rank, shape) + tail_reduction(rank) + optimizer_seconds(rank));
       gathers = std::max(gathers, gather(rank));
-      bound.memory_bytes = std::max(bound.memory_bytes, least_memory(rank, shape));
     }
     bound.step_seconds = step_seconds(end, gathers);
     return bound;
@@ -355,7 +361,7 @@ class Step {
                     tail_reduction(rank) + optimizer_seconds(rank) - tail_reduction(first) - optimizer_seconds(first));
   }
 
-  double least_memory(int rank, const ScheduleShape& shape) const {
+  void add_least_memory(int rank, const ScheduleShape& shape, StepBound& bound) const {
     double kept = 0;
     double temporary = 0;
     bool any = false;
@@ -366,7 +372,9 @@ class Step {
       temporary = any ? std::min(temporary, bytes.temporary) : bytes.temporary;
       any = true;
     }
-    return fixed_memory(rank).total() + shape.held(rank, run_.micro_batches()) * kept + temporary;
+    const double held = fixed_memory(rank).total() + shape.held(rank, run_.micro_batches()) * kept;
+    bound.kept_bytes = std::max(bound.kept_bytes, held);
+    bound.memory_bytes = std::max(bound.memory_bytes, held + temporary);
   }
 
   void time(const Simulation& simulation) {
@@ -405,7 +413,7 @@ class Step {
     const double devices = run_.grid.world();
     const double peak = cluster_.device.flops(run_.dtype);
     out_.tokens_per_second_per_gpu = tokens / out_.step_seconds / devices;
-    out_.model_flops_per_gpu = flops_per_token(model_, run_.seq_len).training() * out_.tokens_per_second_per_gpu;
+    out_.model_flops_per_gpu = training_flops_ * out_.tokens_per_second_per_gpu;
     out_.mfu = out_.model_flops_per_gpu / peak;
     double executed = 0;
     for (const BlockPrice& stage : stages_) executed += stage.flops;
@@ -481,6 +489,7 @@ class Step {
   const PredictOptions& options_;
   const plan::DataGroups& data_;
   const ModelPrice& price_;
+  double training_flops_;  // per token
   Schedule schedule_;
   std::vector<BlockPrice> stages_;
   std::vector<int> rank_of_stage_;
@@ -505,6 +514,13 @@ struct Predictor::Cached {
 };
 
 struct Predictor::Shapes {
+  std::map<int, double> training_flops;  // per token, by sequence length
+  double flops(const ModelConfig& model, int seq_len) {
+    const auto [found, is_new] = training_flops.try_emplace(seq_len);
+    if (is_new) found->second = flops_per_token(model, seq_len).training();
+    return found->second;
+  }
+
   // Where the groups of the grid lie that was asked for last: a search asks for one grid many times in a row.
   Placed placed;
   const Placed& place(const Cluster& cluster, const Grid& grid) {
@@ -567,12 +583,13 @@ Predictor::Priced& Predictor::priced(Cached& cached, const RunConfig& run) {
   return found->second;
 }
 
-StepBound Predictor::bound(const RunConfig& run) {
+StepBound Predictor::bound(const RunConfig& run, double memory_limit) {
   Cached& traced = cached(run);
   Priced& prices = priced(traced, run);
   const ScheduleShape& shape = shapes_->of(run);
-  const PredictOptions options;
-  Step step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid).data);
+  const PredictOptions options{.spans = false, .memory_limit = memory_limit};
+  Step step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid).data,
+            shapes_->flops(model_, run.seq_len));
   const auto stages = static_cast<int>(shape.rank_of_stage.size());
   const auto [layout, is_new] = prices.layouts.try_emplace({stages, shape.split});
   if (is_new) layout->second = step.divide(stages, shape.split);
@@ -582,7 +599,8 @@ StepBound Predictor::bound(const RunConfig& run) {
 StepPrediction Predictor::predict(const RunConfig& run, const PredictOptions& options) {
   Cached& traced = cached(run);
   const Priced& prices = priced(traced, run);
-  return Step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid).data)
+  return Step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid).data,
+              shapes_->flops(model_, run.seq_len))
       .run();
 }
 

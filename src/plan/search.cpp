@@ -39,10 +39,15 @@ std::vector<int> divisors(int n) {
   return found;
 }
 
-// A candidate with the bound that decides when it is walked.
+// A candidate with the bound that decides when it is walked: a run in few words, since there are very many.
 struct Open {
-  RunConfig run;
-  StepBound bound;
+  int grid;  // index into the grids
+  int pipeline;
+  int micro_batch;
+  int zero;
+  Recompute recompute;
+  bool sequence_parallel;
+  double bound;  // seconds
 };
 
 // A schedule's name and stages a rank.
@@ -161,16 +166,14 @@ class Search {
   }
 
   void settings(const Grid& grid, int micro_batch) {
-    RunConfig run;
-    run.model = model_.name;
+    RunConfig run = asked();
     run.grid = grid;
     run.micro_batch = micro_batch;
-    run.global_batch = request_.global_batch;
-    run.seq_len = request_.seq_len;
-    run.dtype = request_.dtype;
     const int tp = grid.degree(Axis::tp);
     const int pp = grid.degree(Axis::pp);
-    for (const Pipeline& pipeline : pipelines(pp, run.micro_batches())) {
+    grids_.push_back(grid);
+    for (Pipeline& pipeline : pipelines(pp, run.micro_batches())) {
+      pipelines_.push_back(pipeline);
       run.schedule = pipeline.schedule;
       run.virtual_stages = pipeline.virtual_stages;
       for (const int zero : request_.zero_stages) {
@@ -178,49 +181,79 @@ class Search {
         if (zero > 0 && grid.degree(Axis::dp) == 1) continue;
         if (pp > 1 && zero > request_.largest_zero_with_pipeline) continue;
         run.zero = zero;
-        for (const bool sequence_parallel : {false, true}) {
-          if (sequence_parallel && tp == 1) continue;
-          if (sequence_parallel && request_.seq_len % tp != 0) {
-            reject(kSequence);
-            continue;
-          }
-          run.sequence_parallel = sequence_parallel;
-          for (const Recompute recompute : kRecomputes) {
-            run.recompute = recompute;
-            consider(run);
-          }
-        }
+        recomputations(run, tp > 1 && request_.seq_len % tp == 0);
+        if (tp > 1 && request_.seq_len % tp != 0) reject(kSequence);
       }
     }
   }
 
+  // All that is left to choose: whether to split the sequence, and what to recompute. What keeps least can rule out the
+  // others with it.
+  void recomputations(RunConfig run, bool splits) {
+    run.sequence_parallel = splits;
+    run.recompute = Recompute::full;
+    const StepBound smallest = predictor_.bound(run, 0);
+    smallest_ = std::min(smallest_, smallest.memory_bytes);
+    if (smallest.kept_bytes > limit_) return reject(kMemory, splits ? 6 : 3);
+    for (const bool sequence_parallel : {false, true}) {
+      if (sequence_parallel && !splits) continue;
+      run.sequence_parallel = sequence_parallel;
+      for (const Recompute recompute : kRecomputes) {
+        run.recompute = recompute;
+        consider(run);
+      }
+    }
+  }
+
+  // What all candidates have in common.
+  RunConfig asked() const {
+    RunConfig run;
+    run.model = model_.name;
+    run.global_batch = request_.global_batch;
+    run.seq_len = request_.seq_len;
+    run.dtype = request_.dtype;
+    return run;
+  }
+
+  RunConfig run_of(const Open& open) const {
+    RunConfig run = asked();
+    run.grid = grids_[static_cast<std::size_t>(open.grid)];
+    run.schedule = pipelines_[static_cast<std::size_t>(open.pipeline)].schedule;
+    run.virtual_stages = pipelines_[static_cast<std::size_t>(open.pipeline)].virtual_stages;
+    run.micro_batch = open.micro_batch;
+    run.zero = open.zero;
+    run.recompute = open.recompute;
+    run.sequence_parallel = open.sequence_parallel;
+    return run;
+  }
+
   void consider(const RunConfig& run) {
-    const StepBound bound = predictor_.bound(run);
+    const StepBound bound = predictor_.bound(run, limit_);
     smallest_ = std::min(smallest_, bound.memory_bytes);
     if (bound.memory_bytes > limit_) return reject(kMemory);
-    open_.push_back({run, bound});
+    open_.push_back({static_cast<int>(grids_.size()) - 1, static_cast<int>(pipelines_.size()) - 1, run.micro_batch,
+                     run.zero, run.recompute, run.sequence_parallel, bound.step_seconds});
   }
 
   // By bound, so that the first that cannot be among the best ends the search.
   void walk() {
-    std::stable_sort(open_.begin(), open_.end(),
-                     [](const Open& a, const Open& b) { return a.bound.step_seconds < b.bound.step_seconds; });
+    std::stable_sort(open_.begin(), open_.end(), [](const Open& a, const Open& b) { return a.bound < b.bound; });
     const auto most = static_cast<std::size_t>(request_.top);
     for (std::size_t i = 0; i < open_.size(); ++i) {
       auto& best = result_.best;
-      if (!request_.exhaustive && best.size() == most &&
-          open_[i].bound.step_seconds > best.back().prediction.step_seconds) {
+      if (!request_.exhaustive && best.size() == most && open_[i].bound > best.back().prediction.step_seconds) {
         reject(kSlower, static_cast<std::int64_t>(open_.size() - i));
         break;
       }
-      StepPrediction prediction = predictor_.predict(open_[i].run, {.spans = false, .memory_limit = limit_});
+      RunConfig run = run_of(open_[i]);
+      StepPrediction prediction = predictor_.predict(run, {.spans = false, .memory_limit = limit_});
       if (!prediction.feasible) {
         reject(kMemory);
         continue;
       }
       ++result_.feasible;
       ++result_.searched;
-      keep({open_[i].run, std::move(prediction)}, most);
+      keep({std::move(run), std::move(prediction)}, most);
     }
   }
 
@@ -258,6 +291,8 @@ class Search {
   const PlanRequest& request_;
   double limit_;
   const std::vector<std::string>& schedules_;
+  std::vector<Grid> grids_;
+  std::vector<Pipeline> pipelines_;
   std::vector<Open> open_;
   double smallest_ = std::numeric_limits<double>::infinity();
   PlanResult result_;
@@ -266,8 +301,7 @@ class Search {
 }  // namespace
 
 const std::vector<std::string>& planned_schedules() {
-  static const std::vector<std::string> names = {"1f1b",  "interleaved-1f1b", "zb-h1", "zb-v", "v-half",
-                                                 "v-min", "dualpipe-v"};
+  static const std::vector<std::string> names = {"1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "dualpipe-v"};
   return names;
 }
 

@@ -7,7 +7,8 @@ namespace cuboid {
 
 int ModelTrace::kind_of_layer(int layer) const {
   for (std::size_t kind = 0; kind < layers.size(); ++kind) {
-    if (std::find(layers[kind].layers.begin(), layers[kind].layers.end(), layer) != layers[kind].layers.end()) {
+    // A kind's layers ascend.
+    if (std::binary_search(layers[kind].layers.begin(), layers[kind].layers.end(), layer)) {
       return static_cast<int>(kind);
     }
   }

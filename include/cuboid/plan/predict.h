@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -81,6 +82,7 @@ struct PredictOptions {
 struct StepBound {
   double step_seconds = 0;
   double memory_bytes = 0;
+  double kept_bytes = 0;  ///< of it, without what is temporary: grows with the activations that are kept
 };
 
 /// Predicts runs of one model on one cluster; keeps traces, so that runs that share a micro-batch's shape are cheap.
@@ -101,8 +103,9 @@ class Predictor {
   /// Lower bounds of what predict finds for a run with a named schedule, in microseconds. Time: start-up of a rank and
   /// all its work, and where B is whole the way of the last gradient back to the first stage; with reductions and the
   /// optimizer as in predict. Memory: the weights and the activations that the schedule must hold at least.
+  /// Where the memory is over the limit already, the time is left at 0.
   /// @pre as predict; the schedule is a name
-  StepBound bound(const RunConfig& run);
+  StepBound bound(const RunConfig& run, double memory_limit = std::numeric_limits<double>::infinity());
 
   /// The trace that prices this run.
   const ModelTrace& trace(const RunConfig& run);

@@ -25,8 +25,8 @@ struct PlanRequest {
   int largest_zero_with_pipeline = 3;           ///< with pp > 1
 };
 
-/// Named schedules that a search tries where nothing else is asked for: those that another one never beats in both time
-/// and memory.
+/// Named schedules that a search tries where nothing else is asked for: not those that another one always beats, nor
+/// those that buy memory with a longer bubble (v-half, v-min), since recomputation is cheaper.
 const std::vector<std::string>& planned_schedules();
 
 struct PlanCandidate {
