@@ -6,7 +6,7 @@ namespace cuboid::contract {
 const std::vector<Backend>& backends() {
   static const std::vector<Backend> all = {
       {"shared_gpu",
-       {1, 2, 3, 5, 8},
+       {1, 2, 5},
        true,
        [](int ranks, const Body& body, RankOptions options) {
          options.gpus.assign(static_cast<std::size_t>(ranks), 0);

@@ -9,7 +9,7 @@ namespace cuboid::contract {
 const std::vector<Backend>& backends() {
   static const std::vector<Backend> all = {
       {"nccl",
-       {1, 2, 3, 5, 8},
+       {1, 3},
        false,
        [](int ranks, const Body& body, RankOptions options) {
          emulated_cuda::set_devices(3);
