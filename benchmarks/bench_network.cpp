@@ -1,6 +1,9 @@
 // A large all-reduce over the processes of a job, beside MPI_Allreduce called flat on the same processes in the same
-// run. Start it with mpirun; process 0 prints one JSON document. bench_network [BYTES] [ROUNDS] [CLOCK_ROUNDS]: the
-// last compares the clock of `cuboid bench comm` with a plain loop around MPI_Allreduce, so often.
+// run. Start it with mpirun; process 0 prints one JSON document.
+//   bench_network [BYTES] [ROUNDS] [CLOCK_ROUNDS] [RANKS_PER_PROCESS]
+// CLOCK_ROUNDS: compares the clock of `cuboid bench comm` with a plain loop around MPI_Allreduce, so often.
+// RANKS_PER_PROCESS over 1: also times an all-reduce of the ranks inside a process, and of as many threads without a
+// job.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -29,12 +32,49 @@ std::string described(std::vector<double> values) {
   return fmt::format("{{\"fastest\": {:.6f}, \"median\": {:.6f}}}", values.front(), values[values.size() / 2]);
 }
 
+using Seconds = std::vector<double>;
+
+// Times of all-reduces over a group, pushed by its rank 0 where `counts` says so; the first is not counted.
+void time_all_reduces(const cuboid::Device& device, cuboid::Communicator& group, std::int64_t count, int rounds,
+                      bool counts, Seconds& seconds) {
+  const cuboid::Tensor x = device.zeros({count}, cuboid::DType::float32);
+  const cuboid::Tensor y = device.zeros({count}, cuboid::DType::float32);
+  for (int round = 0; round <= rounds; ++round) {
+    group.barrier();
+    const double time = seconds_of([&] { group.all_reduce(x, y, cuboid::ReduceOp::sum).wait(); });
+    if (round > 0 && counts && group.rank() == 0) seconds.push_back(time);
+  }
+}
+
+// The ranks of process 0 among themselves, in the job and without it, in turns.
+std::string in_process(cuboid::Processes& job, std::int64_t count, int rounds, int ranks) {
+  Seconds hybrid;
+  Seconds threads;
+  for (int turn = 0; turn < 3; ++turn) {
+    job.run(job.processes() * ranks, ranks,
+            [&](cuboid::RankContext& self) {
+              const int process = self.rank / ranks;
+              const auto group = self.world->split(process, self.rank, "process");
+              time_all_reduces(self.device, *group, count, rounds, process == 0, hybrid);
+            },
+            {});
+    if (job.process() != 0) continue;
+    cuboid::run_ranks(ranks, [&](cuboid::RankContext& self) {
+      time_all_reduces(self.device, *self.world, count, rounds, true, threads);
+    });
+  }
+  if (job.process() != 0) return "";
+  return fmt::format(", \"ranks_per_process\": {}, \"in_process_seconds\": {}, \"threads_seconds\": {}", ranks,
+                     described(hybrid), described(threads));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::int64_t count = (argc > 1 ? std::atoll(argv[1]) : 4 << 20) / 4;
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 9;
   const int clock_rounds = argc > 3 ? std::atoi(argv[3]) : 0;
+  const int ranks = argc > 4 ? std::atoi(argv[4]) : 1;
   const auto job = cuboid::join_processes();
   std::vector<double> ours;
   std::vector<double> flat;
@@ -68,13 +108,14 @@ int main(int argc, char** argv) {
              }
            },
            {});
+  const std::string inside = ranks > 1 ? in_process(*job, count, rounds, ranks) : "";
   if (job->process() == 0) {
     std::sort(overhead.begin(), overhead.end());
     fmt::print(
         "{{\"bytes\": {}, \"processes\": {}, \"all_reduce_seconds\": {}, \"mpi_allreduce_seconds\": {}, "
-        "\"bench_overhead\": {}}}\n",
+        "\"bench_overhead\": {}{}}}\n",
         4 * count, job->processes(), described(ours), described(flat),
-        overhead.empty() ? "null" : fmt::format("{:.4f}", overhead[overhead.size() / 2]));
+        overhead.empty() ? "null" : fmt::format("{:.4f}", overhead[overhead.size() / 2]), inside);
     std::fflush(stdout);
   }
   job->leave(0);

@@ -21,6 +21,13 @@ void run(const Device& device, const Operands& operands, Cpu&& cpu, Cuda&& cuda,
   }
 }
 
+// The kernels of experts on a GPU, of which there are none yet; requests for a model with experts on one are refused
+// before anything starts.
+[[noreturn]] void refuse_experts() {
+  throw Error(ErrorKind::request, "experts are computed on the CPU only so far");
+}
+constexpr auto kNoExperts = [](const auto&...) { refuse_experts(); };
+
 }  // namespace
 
 // ---------------------------------------------------------------- matrix product
@@ -469,6 +476,88 @@ void cross_entropy_gradient(const Device& device, const Tensor& logits, const Te
       dlogits);
 }
 
+// ---------------------------------------------------------------- experts
+
+void route(const Device& device, const Tensor& logits, const Tensor& probabilities, const Tensor& experts,
+           const Tensor& weights, const Tensor& log_sum) {
+  expect_real(logits, "route: logits");
+  const std::int64_t n = row_length(logits);
+  const std::int64_t rows = row_count(logits);
+  const std::int64_t k = row_length(experts);
+  CUBOID_CHECK(k >= 1 && k <= n, "route: " + std::to_string(k) + " of " + std::to_string(n) + " experts");
+  expect_like(probabilities, logits, "route: probabilities");
+  expect(experts, DType::int32, rows * k, "route: experts");
+  expect(weights, logits.dtype(), rows * k, "route: weights");
+  expect(log_sum, logits.dtype(), rows, "route: log_sum");
+  run(device, {"route", {&logits}, {&probabilities, &experts, &weights, &log_sum}}, cpu::route, kNoExperts, logits,
+      probabilities, experts, weights, log_sum);
+}
+
+void route_gradient(const Device& device, const Tensor& dweights, const Tensor& probabilities, const Tensor& experts,
+                    const Tensor& weights, const Tensor& log_sum, const Tensor& slope, double z,
+                    const Tensor& dlogits) {
+  expect_real(probabilities, "route_gradient: probabilities");
+  const std::int64_t rows = row_count(probabilities);
+  const std::int64_t k = row_length(experts);
+  expect(dweights, probabilities.dtype(), rows * k, "route_gradient: dweights");
+  expect(experts, DType::int32, rows * k, "route_gradient: experts");
+  expect(weights, probabilities.dtype(), rows * k, "route_gradient: weights");
+  expect(log_sum, probabilities.dtype(), rows, "route_gradient: log_sum");
+  expect(slope, probabilities.dtype(), row_length(probabilities), "route_gradient: slope");
+  expect_like(dlogits, probabilities, "route_gradient: dlogits");
+  run(device, {"route_gradient", {&dweights, &probabilities, &experts, &weights, &log_sum, &slope}, {&dlogits}},
+      cpu::route_gradient, kNoExperts, dweights, probabilities, experts, weights, log_sum, slope, z, dlogits);
+}
+
+std::vector<std::int64_t> sort_by_expert(const Device& device, const Tensor& experts, std::int64_t count,
+                                         const Tensor& slot, const Tensor& source) {
+  expect(experts, DType::int32, experts.elements(), "sort_by_expert: experts");
+  expect(slot, DType::int32, experts.elements(), "sort_by_expert: slot");
+  expect(source, DType::int32, experts.elements(), "sort_by_expert: source");
+  switch (device.kind()) {
+    case DeviceKind::cpu:
+      return cpu::sort_by_expert(device, experts, count, slot, source);
+    case DeviceKind::cuda:
+      refuse_experts();
+    case DeviceKind::meta:
+      return meta::sort_by_expert(device, {"sort_by_expert", {&experts}, {&slot, &source}}, experts.elements(), count);
+  }
+  return {};
+}
+
+void gather_rows(const Device& device, const Tensor& x, const Tensor& index, const Tensor& y) {
+  expect_floating(x, "gather_rows: x");
+  expect(index, DType::int32, index.elements(), "gather_rows: index");
+  expect(y, x.dtype(), index.elements() * row_length(x), "gather_rows: y");
+  run(device, {"gather_rows", {&y, &index}, {&y}}, cpu::gather_rows, kNoExperts, x, index, y);
+}
+
+void combine_rows(const Device& device, const Tensor& rows, const Tensor& slot, const Tensor& weights,
+                  const Tensor& y) {
+  expect_floating(y, "combine_rows: y");
+  const std::int64_t k = row_length(slot);
+  expect(slot, DType::int32, row_count(y) * k, "combine_rows: slot");
+  expect(rows, y.dtype(), row_count(y) * k * row_length(y), "combine_rows: rows");
+  if (weights.defined()) expect(weights, compute_type(y.dtype()), row_count(y) * k, "combine_rows: weights");
+  run(device, {"combine_rows", {&rows, &slot, &weights}, {&y}}, cpu::combine_rows, kNoExperts, rows, slot, weights, y);
+}
+
+void combine_rows_gradient(const Device& device, const Tensor& dy, const Tensor& rows, const Tensor& slot,
+                           const Tensor& weights, const Tensor& drows, const Tensor& dweights) {
+  expect_floating(dy, "combine_rows_gradient: dy");
+  const std::int64_t count = row_count(dy);
+  const std::int64_t k = row_length(slot);
+  const std::int64_t n = row_length(dy);
+  const bool rounded = rows.defined() && rows.dtype() == dy.dtype();
+  expect(rows, rounded ? dy.dtype() : compute_type(dy.dtype()), count * k * n, "combine_rows_gradient: rows");
+  expect(slot, DType::int32, count * k, "combine_rows_gradient: slot");
+  expect(weights, compute_type(dy.dtype()), count * k, "combine_rows_gradient: weights");
+  expect(drows, dy.dtype(), count * k * n, "combine_rows_gradient: drows");
+  expect(dweights, compute_type(dy.dtype()), count * k, "combine_rows_gradient: dweights");
+  run(device, {"combine_rows_gradient", {&dy, &rows, &slot, &weights}, {&drows, &dweights}}, cpu::combine_rows_gradient,
+      kNoExperts, dy, rows, slot, weights, drows, dweights);
+}
+
 // ---------------------------------------------------------------- optimizer
 
 void add_squares(const Device& device, const Tensor& x, const Tensor& words) {
@@ -478,21 +567,23 @@ void add_squares(const Device& device, const Tensor& x, const Tensor& words) {
 }
 
 void adamw(const Device& device, const AdamW& options, const Tensor& gradient, const Tensor& weight, const Tensor& m,
-           const Tensor& v) {
+           const Tensor& v, const Tensor& rounded) {
   expect_real(weight, "adamw: weight");
   expect_like(gradient, weight, "adamw: gradient");
   expect_like(m, weight, "adamw: m");
   expect_like(v, weight, "adamw: v");
-  run(device, {"adamw", {&gradient, &weight, &m, &v}, {&weight, &m, &v}}, cpu::adamw, cuda::adamw, options, gradient,
-      weight, m, v);
+  if (rounded.defined()) expect(rounded, DType::bfloat16, weight.elements(), "adamw: rounded");
+  run(device, {"adamw", {&gradient, &weight, &m, &v}, {&weight, &m, &v, &rounded}}, cpu::adamw, cuda::adamw, options,
+      gradient, weight, m, v, rounded);
 }
 
 void sgd(const Device& device, double lr, double weight_decay, double gradient_scale, const Tensor& gradient,
-         const Tensor& weight) {
+         const Tensor& weight, const Tensor& rounded) {
   expect_real(weight, "sgd: weight");
   expect_like(gradient, weight, "sgd: gradient");
-  run(device, {"sgd", {&gradient, &weight}, {&weight}}, cpu::sgd, cuda::sgd, lr, weight_decay, gradient_scale, gradient,
-      weight);
+  if (rounded.defined()) expect(rounded, DType::bfloat16, weight.elements(), "sgd: rounded");
+  run(device, {"sgd", {&gradient, &weight}, {&weight, &rounded}}, cpu::sgd, cuda::sgd, lr, weight_decay, gradient_scale,
+      gradient, weight, rounded);
 }
 
 }  // namespace cuboid::kernels

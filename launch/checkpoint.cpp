@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 constexpr const char* kUsage =
     "cuboid checkpoint inspect|verify PATH [--json]\n"
     "       cuboid checkpoint diff A B [--json]\n"
-    "       cuboid checkpoint reshard|to-hf|from-hf FROM TO [--file-bytes N]";
+    "       cuboid checkpoint reshard|to-hf|from-hf FROM TO [--file-bytes BYTES]";
 constexpr const char* kSummary =
     "PATH is a checkpoint, or a run's folder (its latest checkpoint). inspect: what is in it. verify: reads every "
     "byte\n"
@@ -190,7 +190,7 @@ constexpr Action kActions[] = {{"inspect", 1, inspect}, {"verify", 1, verify}, {
 int checkpoint_command(const Arguments& arguments) {
   Flags flags(kUsage, kSummary);
   Request request;
-  flags.whole("file-bytes", request.file_bytes, "largest file that is written, unless one tensor is larger", 1);
+  flags.bytes("file-bytes", request.file_bytes, "largest file that is written, unless one tensor is larger");
   flags.toggle("json", request.json, "print one JSON document on standard output");
   // Words come before flags.
   const auto first_flag =

@@ -17,6 +17,7 @@ int launch_command(const Arguments& arguments);
 int doctor_command(const Arguments& arguments);
 int data_command(const Arguments& arguments);
 int models_command(const Arguments& arguments);
+int simulate_command(const Arguments& arguments);
 int schedule_command(const Arguments& arguments);
 int sample_command(const Arguments& arguments);
 int topo_command(const Arguments& arguments);

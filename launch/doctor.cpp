@@ -10,12 +10,13 @@
 #include <nlohmann/json.hpp>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
-#include <unistd.h>
 
 #include "cuboid/comm/processes.h"
 #include "cuboid/core/text.h"
 #include "cuboid/core/units.h"
+#include "cuboid/kernels/kernels.h"
 #include "cuboid/runtime/gpus.h"
+#include "cuboid/runtime/machine_memory.h"
 
 #include "launch/commands.h"
 #include "launch/flags.h"
@@ -73,8 +74,9 @@ void look_at_cpu(Findings& findings) {
       {"float32_gemm", kernels({{"avx512f", "AVX-512"}, {"avx2", "AVX2"}, {"avx", "AVX"}})},
       {"bfloat16_gemm",
        kernels({{"amx_bf16", "AMX"}, {"avx512_bf16", "AVX-512 BF16"}, {"avx512bw", "AVX-512, by way of float32"}})}};
-  if (!flags.contains("avx512bw")) {
-    findings.facts["cpu"]["bfloat16_gemm"] = "none in oneDNN: slow";
+  findings.facts["cpu"]["bfloat16_native"] = kernels::has_native_bfloat16();
+  if (!kernels::has_native_bfloat16()) {
+    findings.facts["cpu"]["bfloat16_gemm"] = "none native: by way of float32, slower than float32";
     findings.lack("AVX-512", "fast bfloat16 matrix products", "use --dtype float32 on this machine");
   }
 }
@@ -106,12 +108,13 @@ Json limit(int resource) {
 }
 
 void look_at_limits(Findings& findings) {
-  const auto bytes =
-      static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  const MachineMemory memory = machine_memory();
   struct statvfs shm = {};
   const bool has_shm = statvfs("/dev/shm", &shm) == 0;
   const std::uint64_t shm_bytes = has_shm ? std::uint64_t{shm.f_bavail} * shm.f_frsize : 0;
-  findings.facts["memory_bytes"] = bytes;
+  findings.facts["memory_bytes"] = memory.present;
+  findings.facts["memory_available_bytes"] = memory.available;
+  findings.facts["memory_cgroup_bytes"] = memory.cgroup > 0 ? Json(memory.cgroup) : Json("unlimited");
   findings.facts["shm_free_bytes"] = shm_bytes;
   findings.facts["limits"] = {{"open_files", limit(RLIMIT_NOFILE)},
                               {"locked_memory_bytes", limit(RLIMIT_MEMLOCK)},

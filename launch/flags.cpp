@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "cuboid/core/text.h"
+#include "cuboid/core/units.h"
 
 namespace cuboid::launch {
 namespace po = boost::program_options;
@@ -49,6 +50,17 @@ void Flags::add(const std::string& name, const std::string& value_name, const st
                 const std::string& help, Setter set, bool many) {
   CUBOID_CHECK(find(name) == nullptr, "flag --" + name + " is declared twice");
   rows_.push_back({name, value_name, fallback, help, std::move(set), many, sections_.size() - 1});
+}
+
+void Flags::bytes(const std::string& name, std::int64_t& target, const std::string& help, const std::string& fallback) {
+  // Shown with a unit only where that says the very number.
+  const std::string human = human_bytes(static_cast<std::uint64_t>(target));
+  const bool exact = target > 0 && parse_bytes(human) == target;
+  add(name, "BYTES",
+      !fallback.empty() ? fallback
+      : exact           ? human
+                        : std::to_string(target),
+      help, [&target](const Values& v) { target = parse_bytes(v.front()); });
 }
 
 void Flags::real(const std::string& name, double& target, const std::string& help, const std::string& value_name) {

@@ -45,6 +45,8 @@ class Flags {
     add(name, "N", std::to_string(target), help,
         [&target, least, most](const Values& v) { target = static_cast<T>(parse_whole(v.front(), least, most)); });
   }
+  /// A number of bytes, with or without a unit (parse_bytes). `fallback`: what the help shows for the default.
+  void bytes(const std::string& name, std::int64_t& target, const std::string& help, const std::string& fallback = "");
   void real(const std::string& name, double& target, const std::string& help, const std::string& value_name = "X");
   void text(const std::string& name, const std::string& value_name, std::string& target, const std::string& help);
   /// On when named; `--name=false` switches off what a run file switched on.

@@ -16,8 +16,9 @@
 namespace cuboid::launch {
 namespace {
 
-// More hosts than any machine has: a list that long is a mistake.
-constexpr std::size_t kMostHosts = 1 << 20;
+// More hosts than any machine has, and names longer than a host's may be: a list with either is a mistake.
+constexpr std::size_t kMostHosts = 1 << 18;
+constexpr std::size_t kMostDigits = 63;
 
 [[noreturn]] void refuse(const std::string& why) {
   throw Error(ErrorKind::request, why);
@@ -56,7 +57,10 @@ std::vector<std::string> expand_bracket(const std::string& text, const std::stri
     const auto last = number_in(high);
     if (!first || !last) fault(fmt::format("'{}' is not a number or a range of numbers", item));
     if (*first > *last) fault(fmt::format("the range {} runs backwards", item));
-    if (static_cast<std::size_t>(*last - *first) >= kMostHosts) fault(fmt::format("the range {} is too long", item));
+    if (low.size() > kMostDigits) fault(fmt::format("'{}' has too many digits", low));
+    if (static_cast<std::size_t>(*last - *first) >= kMostHosts - std::min(kMostHosts, all.size())) {
+      fault(fmt::format("the range {} is too long", item));
+    }
     for (int n = *first; n <= *last; ++n) all.push_back(fmt::format("{:0{}}", n, low.size()));
   }
   return all;
@@ -129,6 +133,7 @@ std::vector<std::string> expand_host_list(const std::string& text) {
   for (const auto& item : items) {
     for (auto& name : expand_item(item, text)) {
       if (!seen.insert(name).second) refuse(fmt::format("host list '{}': {} is named twice", text, name));
+      if (all.size() == kMostHosts) refuse(fmt::format("host list '{}': too many hosts", text));
       all.push_back(std::move(name));
     }
   }
@@ -144,7 +149,8 @@ std::vector<int> expand_counts(const std::string& text) {
     if (open != std::string::npos) {
       times = item.back() == ')' ? number_in(item.substr(open + 2, item.size() - open - 3)) : std::nullopt;
     }
-    if (!count || !times || *times < 1 || static_cast<std::size_t>(*times) > kMostHosts) {
+    if (!count || !times || *times < 1 || static_cast<std::size_t>(*count) > kMostHosts ||
+        static_cast<std::size_t>(*times) > kMostHosts - std::min(kMostHosts, counts.size())) {
       refuse(fmt::format("'{}': '{}' is not a count such as 2 or 2(x3)", text, item));
     }
     counts.insert(counts.end(), static_cast<std::size_t>(*times), *count);

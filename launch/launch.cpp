@@ -3,14 +3,17 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <optional>
 
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include "cuboid/core/log.h"
+#include "cuboid/formats/hf_config.h"
 
 #include "launch/commands.h"
+#include "launch/elastic.h"
 #include "launch/flags.h"
 #include "launch/placement.h"
 #include "launch/supervise.h"
@@ -46,7 +49,8 @@ void add_flags(Flags& flags, Request& request) {
   flags.text("image", "NAME", request.image, "container image of the Kubernetes form");
   flags.section("Running");
   flags.toggle("run", request.run, "start the mpirun form and watch over it");
-  flags.whole("max-restarts", request.max_restarts, "start again so many times after a failure", 0, 1000);
+  flags.whole("max-restarts", request.max_restarts,
+              "start again so many times after a failure, on the hosts that still answer", 0, 1000);
 }
 
 std::vector<Host> hosts_of(const Request& request, int processes, Problems& problems) {
@@ -85,17 +89,84 @@ std::string print_form(const LaunchForm& form, const Request& request) {
   return line + "\n";
 }
 
-int run_form(const LaunchForm& form, const Request& request, bool can_resume) {
-  const auto path = std::filesystem::temp_directory_path() / fmt::format("cuboid-{}.rankfile", getpid());
-  write_rank_file(path.string(), rank_file(form));
-  auto words = mpirun_words(form, path.string());
+std::vector<std::string> words_to_run(const LaunchForm& form, const std::string& rank_file_path) {
+  write_rank_file(rank_file_path, rank_file(form));
+  auto words = mpirun_words(form, rank_file_path);
   words.insert(words.begin() + 1, {"--oversubscribe", "--tag-output"});
-  auto again = words;
-  if (can_resume) again.insert(again.end(), {"--resume", "auto"});  // a restart goes on where the run was saved
-  const int status = supervise(words, again, request.max_restarts);
-  std::error_code ignored;
-  std::filesystem::remove(path, ignored);
-  return status;
+  return words;
+}
+
+// "tp 2 x pp 1 x dp 3".
+std::string degrees_of(const Grid& grid) {
+  std::string text;
+  for (const Axis axis : {Axis::tp, Axis::pp, Axis::dp}) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : " x ", name_of(axis), grid.degree(axis));
+  }
+  return text;
+}
+
+/// Starts a run again: on the hosts that answer, on the largest grid for them, from where it was saved.
+class Restart {
+ public:
+  /// @param can_resume  whether the run saves and may be told to go on
+  Restart(LaunchForm form, const RunConfig& run, bool can_resume, std::string rank_file_path)
+      : form_(std::move(form)),
+        run_(run),
+        grid_(run.grid),
+        can_resume_(can_resume),
+        rank_file_path_(std::move(rank_file_path)),
+        hosts_(form_.placement.hosts) {}
+
+  std::vector<std::string> operator()() {
+    const std::vector<Host> alive = answering(hosts_);
+    int slots = 0;
+    for (const Host& host : alive) slots += host.slots;
+    for (const Host& host : hosts_) {
+      if (std::find(alive.begin(), alive.end(), host) == alive.end()) {
+        log::warning(fmt::format("host {} does not answer: the run goes on without its {} slot{}", host.name,
+                                 host.slots, host.slots == 1 ? "" : "s"));
+      }
+    }
+    const auto grid = largest_grid(run_, load_model(run_.model), form_.ranks_per_process, slots);
+    if (!grid) {
+      throw Error(ErrorKind::failed,
+                  fmt::format("the {} slots of the hosts that answer are too few for any grid of this "
+                              "run, whose largest is {}",
+                              slots, degrees_of(run_.grid)));
+    }
+    if (*grid != grid_) {
+      log::warning(fmt::format("the grid is now {} (it was {}); the global batch stays {}", degrees_of(*grid),
+                               degrees_of(grid_), run_.global_batch));
+    }
+    grid_ = *grid;
+    LaunchForm form = form_;
+    form.placement = place(grid_, form.ranks_per_process, alive);
+    for (const auto& note : form.placement.notes) log::warning(note);
+    if (grid_ != run_.grid) form.command = on_grid(form.command, grid_);
+    if (can_resume_) form.command.insert(form.command.end(), {"--resume", "auto"});
+    return words_to_run(form, rank_file_path_);
+  }
+
+ private:
+  LaunchForm form_;
+  RunConfig run_;
+  Grid grid_;  // of the last start
+  bool can_resume_;
+  std::string rank_file_path_;
+  std::vector<Host> hosts_;
+};
+
+int run_form(const LaunchForm& form, const Request& request, const RunConfig& run, bool can_resume) {
+  const auto path = std::filesystem::temp_directory_path() / fmt::format("cuboid-{}.rankfile", getpid());
+  struct Remove {
+    const std::filesystem::path& path;
+    ~Remove() {
+      std::error_code ignored;
+      std::filesystem::remove(path, ignored);
+    }
+  } remove{path};
+  Restart restart(form, run, can_resume, path.string());
+  return supervise(words_to_run(form, path.string()), std::ref(restart), request.max_restarts);
 }
 
 }  // namespace
@@ -134,7 +205,7 @@ int launch_command(const Arguments& arguments) {
   form.ranks_per_process = draft.ranks_per_process;
   form.cores_per_process = request.cores;
   for (const auto& note : form.placement.notes) log::warning(note);
-  if (request.run) return run_form(form, request, !run.out.empty() && draft.resume.empty());
+  if (request.run) return run_form(form, request, run, !run.out.empty() && draft.resume.empty());
   fmt::print("{}", print_form(form, request));
   return 0;
 }

@@ -33,6 +33,7 @@ constexpr Command kCommands[] = {
     {"data", "build token files from text, or look into them", data_command},
     {"models", "list the model presets, or describe one", models_command},
     {"schedule", "generate, check, time and draw a pipeline schedule", schedule_command},
+    {"simulate", "predict a run's step time and memory on a cluster", simulate_command},
     {"sample", "let a trained model go on from a text", sample_command},
     {"topo", "show a machine's wiring, and place a grid's ranks on it", topo_command},
     {"bench", "measure communication, matrix products, training steps and placements", bench_command},

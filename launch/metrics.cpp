@@ -25,6 +25,16 @@ std::string lines_before(const std::string& path, int step) {
   return kept;
 }
 
+// {"parameters": [of rank 0, of rank 1, …], …, "total": […]}.
+Json bytes_by_rank(const std::vector<MemoryUse>& ranks) {
+  Json json;
+  for (const MemoryUse& use : ranks) {
+    for (std::size_t i = 0; i < kCategoryCount; ++i) json[name_of(static_cast<Category>(i))].push_back(use.bytes[i]);
+    json["total"].push_back(use.total);
+  }
+  return json;
+}
+
 }  // namespace
 
 std::string metrics_line(const StepMetrics& metrics) {
@@ -32,22 +42,30 @@ std::string metrics_line(const StepMetrics& metrics) {
   for (int i = 0; i < kCategoryCount; ++i) {
     peak[name_of(static_cast<Category>(i))] = metrics.peak_bytes[static_cast<std::size_t>(i)];
   }
-  const Json line = {{"step", metrics.step},
-                     {"loss", metrics.loss},
-                     {"grad_norm", metrics.grad_norm},
-                     {"skipped_steps", metrics.skipped_steps},
-                     {"lr", metrics.lr},
-                     {"tokens", metrics.tokens},
-                     {"step_seconds", metrics.step_seconds},
-                     {"tokens_per_second", metrics.tokens_per_second},
-                     {"tflops_per_rank", metrics.tflops_per_rank},
-                     {"bubble_fraction", metrics.bubble_fraction},
-                     {"schedule_bubble_fraction", metrics.schedule_bubble_fraction},
-                     {"peak_bytes", peak}};
+  Json line = {{"step", metrics.step},
+               {"loss", metrics.loss},
+               {"grad_norm", metrics.grad_norm},
+               {"skipped_steps", metrics.skipped_steps},
+               {"lr", metrics.lr},
+               {"tokens", metrics.tokens},
+               {"step_seconds", metrics.step_seconds},
+               {"tokens_per_second", metrics.tokens_per_second},
+               {"tflops_per_rank", metrics.tflops_per_rank},
+               {"bubble_fraction", metrics.bubble_fraction},
+               {"schedule_bubble_fraction", metrics.schedule_bubble_fraction},
+               {"peak_bytes", peak},
+               {"rank_peak_bytes", bytes_by_rank(metrics.rank_peaks)}};
+  if (const ExpertLoad& load = metrics.experts; !load.tokens.empty()) {
+    line["experts"] = {{"tokens", load.tokens},
+                       {"max_over_mean", load.max_over_mean},
+                       {"router_aux_loss", load.aux_loss},
+                       {"router_z_loss", load.z_loss}};
+  }
   return line.dump();
 }
 
-std::string result_document(const RunStart& start, const TrainResult& result, const Grid& grid) {
+std::string result_document(const RunStart& start, const TrainResult& result, const Grid& grid,
+                            const std::vector<MemoryUse>& predicted) {
   Json degrees;
   for (Axis axis : kAxes) degrees[name_of(axis)] = grid.degree(axis);
   degrees["order"] = grid.order();
@@ -76,6 +94,8 @@ std::string result_document(const RunStart& start, const TrainResult& result, co
                         {"best_named", named ? Json(start.chosen->best_named) : Json(nullptr)},
                         {"best_named_makespan", named ? Json(start.chosen->best_named_makespan) : Json(nullptr)}};
   }
+  document["rank_peak_bytes"] = bytes_by_rank(result.rank_peaks);
+  if (!predicted.empty()) document["predicted_rank_peak_bytes"] = bytes_by_rank(predicted);
   document["weights_hash"] = result.weights_hash;
   return document.dump(2);
 }

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cuboid/train/trainer.h"
 
@@ -12,8 +13,9 @@ namespace cuboid::launch {
 /// One line of metrics.jsonl, without the line feed. Floats are round-trip exact; what is not a number is null.
 std::string metrics_line(const StepMetrics& metrics);
 
-/// The document of --json.
-std::string result_document(const RunStart& start, const TrainResult& result, const Grid& grid);
+/// The document of --json. @param predicted  each rank's memory as it was predicted; empty: it was not
+std::string result_document(const RunStart& start, const TrainResult& result, const Grid& grid,
+                            const std::vector<MemoryUse>& predicted);
 
 /// DIR/metrics.jsonl, written line by line: after each step the file is complete up to that step.
 class MetricsFile {

@@ -27,6 +27,7 @@ struct Description {
   ParameterTable parameters;
   FlopsPerToken flops;
   std::vector<int> tensor_degrees;
+  std::vector<int> expert_degrees;
 };
 
 Description describe(const std::string& model, std::int64_t seq_len) {
@@ -34,7 +35,8 @@ Description describe(const std::string& model, std::int64_t seq_len) {
   ParameterTable parameters = parameters_of(config);
   const FlopsPerToken flops = flops_per_token(config, seq_len > 0 ? seq_len : config.positions);
   std::vector<int> degrees = usable_tensor_degrees(config);
-  return {std::move(config), std::move(parameters), flops, std::move(degrees)};
+  std::vector<int> expert_degrees = usable_expert_degrees(config);
+  return {std::move(config), std::move(parameters), flops, std::move(degrees), std::move(expert_degrees)};
 }
 
 std::string list_of(const std::vector<int>& degrees) {
@@ -52,11 +54,14 @@ Json json_of(const Description& d, std::int64_t seq_len) {
           {"kv_heads", c.kv_heads},
           {"head_dim", c.head_dim},
           {"ffn", c.ffn},
+          {"experts", c.experts},
+          {"experts_per_token", c.experts_per_token},
           {"vocab", c.vocab},
           {"positions", c.positions},
           {"tied", c.tied},
           {"parameters",
            {{"total", d.parameters.total()},
+            {"active", d.parameters.active(c.experts_per_token)},
             {"embedding", d.parameters.total_of_block(0)},
             {"layer", d.parameters.total_of_block(1)},
             {"head", d.parameters.total_of_block(head)}}},
@@ -67,6 +72,7 @@ Json json_of(const Description& d, std::int64_t seq_len) {
             {"forward_attention", d.flops.attention},
             {"training", d.flops.training()}}},
           {"usable_tp", d.tensor_degrees},
+          {"usable_ep", d.expert_degrees},
           {"largest_pp", c.layers}};
 }
 
@@ -80,12 +86,12 @@ std::string table(const std::vector<Description>& all) {
                         c.layers, c.hidden, c.heads, c.kv_heads, c.vocab, list_of(d.tensor_degrees));
   }
   return text +
-         "\n`cuboid models --model M` describes one. pp may be any number up to the layers, dp any. FLOPs are those of "
-         "a\n"
-         "forward pass: 2 for each weight of a matrix that multiplies the token, and causal attention over the "
-         "model's\n"
-         "longest sequence, or --seq-len T (2·T·heads·head dim a layer; less with a window). Training takes 3 times "
-         "that.\n";
+         "\n`cuboid models --model M` describes one. pp may be any number up to the layers, dp any, ep any that "
+         "divides\n"
+         "the experts. FLOPs are those of a forward pass: 2 for each weight of a matrix that multiplies the token, "
+         "and\n"
+         "causal attention over the model's longest sequence, or --seq-len T (2·T·heads·head dim a layer; less with a\n"
+         "window). Training takes 3 times that.\n";
 }
 
 std::string details(const Description& d, std::int64_t seq_len) {
@@ -99,9 +105,14 @@ std::string details(const Description& d, std::int64_t seq_len) {
   row("layers", std::to_string(c.layers));
   row("hidden, ffn", fmt::format("{}, {}", c.hidden, c.ffn));
   row("heads, key/value heads", fmt::format("{}, {} of {}", c.heads, c.kv_heads, c.head_dim));
+  if (c.experts > 0) row("experts, of a token", fmt::format("{}, {}", c.experts, c.experts_per_token));
   row("vocabulary, positions", fmt::format("{}, {}", c.vocab, c.positions));
   row("output head", c.tied ? "shares the embedding" : "its own");
   row("parameters", fmt::format("{} ({})", d.parameters.total(), human_count(total)));
+  if (c.experts > 0) {
+    const std::int64_t active = d.parameters.active(c.experts_per_token);
+    row("  active a token", fmt::format("{} ({})", active, human_count(static_cast<double>(active))));
+  }
   row("  embedding", std::to_string(d.parameters.total_of_block(0)));
   row("  a layer", std::to_string(d.parameters.total_of_block(1)));
   row("  final norm and head", std::to_string(d.parameters.total_of_block(head)));
@@ -109,6 +120,7 @@ std::string details(const Description& d, std::int64_t seq_len) {
   row("FLOPs a token", fmt::format("{} forward, {} training (T = {})", human_count(d.flops.forward()),
                                    human_count(d.flops.training()), seq_len > 0 ? seq_len : c.positions));
   row("usable tp", list_of(d.tensor_degrees));
+  if (c.experts > 0) row("usable ep", list_of(d.expert_degrees));
   row("usable pp", fmt::format("1 to {}", c.layers));
   return text;
 }

@@ -125,17 +125,19 @@ std::string row(const PlanCandidate& c) {
   const StepPrediction& p = c.prediction;
   const auto percent = [&](double seconds) { return 100 * seconds / p.step_seconds; };
   return fmt::format(
-      "{:>4} {:>4} {:>5}  {:<16} {:>2}  {:>2} {:>3}  {:<9} {:>2}  {:>9} {:>5.1f}  {:>9}  "
+      "{:>4} {:>4} {:>3} {:>5}  {:<16} {:>2}  {:>2} {:>3}  {:<9} {:>2}  {:>9} {:>5.1f}  {:>9}  "
       "{:>5.1f} {:>5.1f} {:>5.1f} {:>5.1f} {:>5.1f} {:>5.1f}\n",
-      grid.degree(Axis::tp), grid.degree(Axis::pp), grid.degree(Axis::dp), c.run.schedule, c.run.virtual_stages,
-      c.run.zero, c.run.sequence_parallel ? "yes" : "no", name_of(c.run.recompute), c.run.micro_batch,
-      human_seconds(p.step_seconds), 100 * p.mfu, human_bytes(static_cast<std::uint64_t>(p.memory().total())),
-      percent(p.seconds.compute), percent(p.seconds.tp_comm), percent(p.seconds.pp_comm), percent(p.seconds.dp_comm),
-      percent(p.seconds.bubble), percent(p.seconds.optimizer));
+      grid.degree(Axis::tp), grid.degree(Axis::pp), grid.degree(Axis::ep), grid.degree(Axis::dp), c.run.schedule,
+      c.run.virtual_stages, c.run.zero, c.run.sequence_parallel ? "yes" : "no", name_of(c.run.recompute),
+      c.run.micro_batch, human_seconds(p.step_seconds), 100 * p.mfu,
+      human_bytes(static_cast<std::uint64_t>(p.memory().total())), percent(p.seconds.compute),
+      percent(p.seconds.tp_comm), percent(p.seconds.pp_comm), percent(p.seconds.dp_comm), percent(p.seconds.bubble),
+      percent(p.seconds.optimizer));
 }
 
 constexpr const char* kHeader =
-    "  tp   pp    dp  schedule          v zero  sp  recompute mb       step  MFU%     memory  comp%   tp%   pp%   dp% "
+    "  tp   pp  ep    dp  schedule          v zero  sp  recompute mb       step  MFU%     memory  comp%   tp%   pp%   "
+    "dp% "
     "bubbl  opt%\n";
 
 std::string result_text(const PlanResult& result) {

@@ -38,7 +38,10 @@ void pass_line(const std::string& line) {
   }
   const std::string process = line.substr(comma + 1, close - comma - 1);
   const bool output = line.compare(close + 2, 6, "stdout") == 0;
-  const std::string text = line.substr(colon + 2);
+  std::string text = line.substr(colon + 2);
+  // mpirun repeats the tag where a block that it has read begins, also within a line.
+  const std::string tag = line.substr(0, colon + 2);
+  for (std::size_t at; (at = text.find(tag)) != std::string::npos;) text.erase(at, tag.size());
   if (output && process == "0") {
     fmt::print("{}\n", text);
     std::fflush(stdout);
@@ -123,12 +126,13 @@ int exit_status_of(int wait_status) {
 
 }  // namespace
 
-int supervise(const std::vector<std::string>& words, const std::vector<std::string>& again, int max_restarts) {
+int supervise(const std::vector<std::string>& words, const std::function<std::vector<std::string>()>& again,
+              int max_restarts) {
   struct sigaction action = {};
   action.sa_handler = pass_on;
   for (int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) sigaction(signal, &action, nullptr);
   for (int restarts = 0;; ++restarts) {
-    const int wait_status = run_once(restarts == 0 ? words : again);
+    const int wait_status = run_once(restarts == 0 ? words : again());
     const int status = exit_status_of(wait_status);
     if (status == 0 || status == 2) return status;
     const std::string how = WIFEXITED(wait_status) ? fmt::format("status {}", WEXITSTATUS(wait_status))

@@ -1,6 +1,7 @@
 // Runs a launcher, passes on what its processes say with their rank, and starts it again after a failure.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -10,7 +11,9 @@ namespace cuboid::launch {
 ///   others to standard error as "process 3: …". SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 are passed on; the first two
 ///   also end the restarts.
 /// @returns 0, 2 (the request is wrong: not tried again), 4 (a deadline), or 3 for any other failure
-/// @param again  the words of a restart
-int supervise(const std::vector<std::string>& words, const std::vector<std::string>& again, int max_restarts);
+/// @param again  asked before each restart: its words
+/// @throws what `again` throws
+int supervise(const std::vector<std::string>& words, const std::function<std::vector<std::string>()>& again,
+              int max_restarts);
 
 }  // namespace cuboid::launch

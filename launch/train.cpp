@@ -6,7 +6,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include "cuboid/core/log.h"
 #include "cuboid/core/text.h"
@@ -16,9 +15,12 @@
 #include "cuboid/formats/run_file.h"
 #include "cuboid/formats/safetensors.h"
 #include "cuboid/models/registry.h"
+#include "cuboid/plan/memory.h"
 #include "cuboid/runtime/gpus.h"
+#include "cuboid/runtime/memory_table.h"
 #include "cuboid/train/check.h"
 #include "cuboid/train/data.h"
+#include "cuboid/train/memory.h"
 #include "cuboid/train/trainer.h"
 #include "cuboid/train/weights.h"
 
@@ -51,37 +53,30 @@ void collect(Problems& problems, const Look& look) {
   }
 }
 
-// What cannot fit is refused here, not by the kernel's killer: weights, gradients and optimizer state of every replica,
-// in float32 and without activations, are a lower bound of what the ranks of this process need.
-void check_memory(const ModelConfig& model, const RunConfig& run, Problems& problems) {
-  const int processes = job() == nullptr ? 1 : job()->processes();
-  const double per_weight = run.optimizer.kind == OptimizerKind::adamw ? 16 : 8;
-  const double needed =
-      per_weight * static_cast<double>(parameters_of(model).total()) * run.grid.degree(Axis::dp) / processes;
-  const double present = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
-  if (needed <= present) return;
-  problems.add(fmt::format(
-      "--model {}: weights, gradients and optimizer state take {} with --dp {}; this machine has {} of memory",
-      run.model, human_bytes(static_cast<std::uint64_t>(needed)), run.grid.degree(Axis::dp),
-      human_bytes(static_cast<std::uint64_t>(present))));
-}
-
-ModelConfig checked_model(const RunConfig& run, const Checkpoint* checkpoint, Problems& problems) {
+ModelConfig checked_model(const RunConfig& run, const Checkpoint* checkpoint, const Fabric& fabric, DeviceChoice device,
+                          Problems& problems) {
   std::optional<ModelConfig> model;
   if (run.model.empty()) {
     problems.add("--model: give a preset name, a config.json or a folder with one; presets: " + join(preset_names()));
   } else {
     collect(problems, [&] { model = load_model(run.model); });
   }
+  bool lays_out = false;
   if (model) {
+    const std::size_t before = problems.reasons().size();
     check_run(*model, run, problems);
-    if (run.zero == 0) check_memory(*model, run, problems);  // its bound is that of whole replicas
+    if (device == DeviceChoice::cuda && model->experts > 0) {
+      problems.add(fmt::format("--device cuda: the {} experts of {} are computed on the CPU only so far: --device cpu",
+                               model->experts, model->name));
+    }
+    lays_out = problems.reasons().size() == before && run.balance == Balance::flops;
   } else {
     check_settings(run, problems);
   }
   if (job() == nullptr || job()->process() == 0) check_outputs(run, problems);
   if (problems.empty()) return *model;
-  // The request is refused: say what is wrong with its files too. (train() says so where nothing else is wrong.)
+  // The request is refused: say what else is wrong with it too. (train() says so where nothing here is wrong.)
+  if (lays_out) collect(problems, [&] { check_memory(run, *model, plan_pipeline(run, *model), fabric, problems); });
   if (model && checkpoint) check_checkpoint(*checkpoint, *model, problems);
   if (model && run.seq_len > 0 && !run.data.paths.empty()) {
     collect(problems, [&] { SampleSource(run.data, run.seq_len, model->vocab, run.seed); });
@@ -236,12 +231,22 @@ void announce_stop(const TrainResult& result, const RunConfig& run) {
                                         : fmt::format("; --resume auto --out {} goes on from there", run.out)));
 }
 
-std::string summary(const Finished& finished, const RunConfig& run) {
+// What the trace of the model and the run's own schedule said of each rank's memory. Nothing with --balance measured:
+// its schedule rests on times that are not measured again.
+std::vector<MemoryUse> predicted_memory(const Finished& finished, RunConfig run, const ModelConfig& model) {
+  if (run.balance == Balance::measured) return {};
+  run.stage_layers = finished.start.stage_layers;
+  return predict_memory(run, model, plan_pipeline(run, model));
+}
+
+std::string summary(const Finished& finished, const RunConfig& run, const std::vector<MemoryUse>& predicted) {
   const TrainResult& result = finished.result;
   std::string text = fmt::format("steps             {}\nloss              {:.4f}\n", result.steps, result.final_loss);
   if (result.validation_loss) text += fmt::format("validation loss   {:.4f}\n", *result.validation_loss);
   text += fmt::format("tokens a second   {:.0f}\n", result.tokens_per_second);
   if (run.grid.degree(Axis::pp) > 1) text += bubble_summary(finished.start, result);
+  text += "memory at its peak\n" + memory_table_of_ranks(result.rank_peaks) + "\n";
+  if (!predicted.empty()) text += "as predicted\n" + memory_table_of_ranks(predicted) + "\n";
   text += fmt::format("weights hash      {}\n", result.weights_hash);
   if (result.skipped_steps > 0) {
     text += fmt::format("skipped steps     {} (loss or gradient not finite)\n", result.skipped_steps);
@@ -269,7 +274,7 @@ int train_command(const Arguments& arguments) {
   collect(problems, [&] { fabric = {join_job(draft.fabric), draft.ranks_per_process}; });
   collect(problems, [&] { fabric.gpus = choose_gpus(draft.device, fabric, run.grid.world()); });
   const Checkpoint* checkpoint = draft.checkpoint ? &*draft.checkpoint : nullptr;
-  const ModelConfig model = checked_model(run, checkpoint, problems);
+  const ModelConfig model = checked_model(run, checkpoint, fabric, draft.device, problems);
   if (speaks()) {
     for (const auto& doubt : doubts_about_run(model, run)) log::warning(doubt);
   }
@@ -277,7 +282,9 @@ int train_command(const Arguments& arguments) {
   if (fabric.job != nullptr && fabric.job->process() != 0) return 0;  // rank 0's process has the result
   const TrainResult& result = finished.result;
   if (result.stopped) announce_stop(result, run);
-  fmt::print("{}", json ? result_document(finished.start, result, run.grid) + "\n" : summary(finished, run));
+  const std::vector<MemoryUse> predicted = predicted_memory(finished, run, model);
+  fmt::print("{}", json ? result_document(finished.start, result, run.grid, predicted) + "\n"
+                        : summary(finished, run, predicted));
   if (result.nan_stop) {
     throw Error(ErrorKind::failed,
                 fmt::format("the loss or gradient of step {} is not a number (--stop-on-nan)", result.steps - 1));

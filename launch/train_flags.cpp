@@ -58,7 +58,8 @@ void add_grid_flags(Flags& flags, RunDraft& draft) {
   flags.whole("pp", draft.degrees[Axis::pp], "pipeline parallel degree: ranks that hold a stage each", 1);
   flags.whole("dp", draft.degrees[Axis::dp], "data parallel degree", 1);
   flags.whole("cp", draft.degrees[Axis::cp], "context parallel degree; only 1 in this version", 1);
-  flags.whole("ep", draft.degrees[Axis::ep], "expert parallel degree; only 1 in this version", 1);
+  flags.whole("ep", draft.degrees[Axis::ep],
+              "expert parallel degree: ranks that share out a model's experts, and the batch as with dp", 1);
   flags.text("order", "AXES", draft.order, "axes from the fastest-varying on: neighbouring ranks differ in the first");
   flags.text("schedule", "S", draft.run.schedule,
              "pipeline schedule: " + join(schedule_names()) +
@@ -71,10 +72,12 @@ void add_grid_flags(Flags& flags, RunDraft& draft) {
   flags.choice<Balance>("balance", draft.run.balance, {{"flops", Balance::flops}, {"measured", Balance::measured}},
                         "costs by which stages are balanced and auto searches: the model's arithmetic, or a short "
                         "profile before the first step");
-  flags.whole("zero", draft.run.zero,
-              "ZeRO stage over the data axis: 1 shards optimizer state, 2 also gradients, 3 also parameters", 0, 3);
-  flags.whole("bucket-bytes", draft.run.bucket_bytes,
-              "gradients reduced and parameters gathered together, as bytes of float32", 1);
+  flags.whole(
+      "zero", draft.run.zero,
+      "ZeRO stage over the ranks that hold copies: 1 shards optimizer state, 2 also gradients, 3 also parameters", 0,
+      3);
+  flags.bytes("bucket-bytes", draft.run.bucket_bytes,
+              "gradients reduced and parameters gathered together, as bytes of float32");
   flags.toggle("sequence-parallel", draft.run.sequence_parallel,
                "split norms, dropout and residuals along the sequence over the tp ranks");
 }
@@ -101,6 +104,11 @@ void add_training_flags(Flags& flags, RunConfig& run) {
       "(all but each layer's input)");
   flags.whole("seed", run.seed, "of weights, dropout and data order", 0);
   flags.real("dropout", run.dropout, "probability that an activation is dropped", "P");
+  flags.real("router-aux-loss", run.router_aux_loss,
+             "coefficient of the load-balancing loss of experts' routers (Switch Transformers); 0: none",
+             "COEFFICIENT");
+  flags.real("router-z-loss", run.router_z_loss,
+             "coefficient of the mean squared log-sum-exp of router logits (ST-MoE); 0: none", "COEFFICIENT");
   flags.choice<OptimizerKind>("optimizer", run.optimizer.kind,
                               {{"adamw", OptimizerKind::adamw}, {"sgd", OptimizerKind::sgd}}, "update rule");
   flags.real("lr", run.optimizer.lr, "learning rate after warm-up");
@@ -121,6 +129,9 @@ void add_machine_flags(Flags& flags, RunDraft& draft) {
   RunConfig& run = draft.run;
   flags.section("Machine");
   flags.whole("threads-per-rank", run.threads_per_rank, "threads of a rank's matrix products", 1, 1024);
+  flags.bytes("memory-limit", run.memory_limit,
+              "most that a rank may hold: more is refused before the start, or ends the run",
+              "what the machine has available, for all ranks on it");
   flags.real("deadline", run.deadline, "longest wait for another rank, in seconds", "SECONDS");
   flags.choice<DeviceChoice>(
       "device", draft.device,

@@ -11,18 +11,7 @@ ParameterTable Decoder::parameters(const ModelConfig& c) const {
     rows.push_back(vector_parameter(layer_name(i, "attention_norm.weight"), c.hidden, block, norm_initializer()));
     add_attention(rows, c, i, c.init_std);
     rows.push_back(vector_parameter(layer_name(i, "mlp_norm.weight"), c.hidden, block, norm_initializer()));
-    const std::vector<Piece> gate_up = {{.name = "gate", .units = c.ffn}, {.name = "up", .units = c.ffn}};
-    rows.push_back(
-        split(matrix(layer_name(i, "mlp.gate_up.weight"), 2 * c.ffn, c.hidden, block, c.init_std), 0, gate_up));
-    if (c.mlp_bias) {
-      rows.push_back(
-          split(vector_parameter(layer_name(i, "mlp.gate_up.bias"), 2 * c.ffn, block, Initializer::zeros), 0, gate_up));
-    }
-    rows.push_back(
-        split(matrix(layer_name(i, "mlp.down.weight"), c.hidden, c.ffn, block, c.init_std), 1, {{.units = c.ffn}}));
-    if (c.mlp_bias) {
-      rows.push_back(vector_parameter(layer_name(i, "mlp.down.bias"), c.hidden, block, Initializer::zeros));
-    }
+    add_mlp(rows, c, i);
   }
   const int head = static_cast<int>(c.layers) + 1;
   rows.push_back(vector_parameter("final_norm.weight", c.hidden, head, norm_initializer()));
@@ -42,12 +31,7 @@ Var Decoder::layer(Forward& f, int i, const Var& input) const {
   h = parts::self_attention(f, i, h, f.rope());
   x = ops::dropout_add(f.tape, h, x, f.dropout(i + 1, "attention_residual"));
   h = norm(f, x, f.layer(i, "mlp_norm.weight"));
-  const bool bias = f.config.mlp_bias;
-  h = column_linear(f.tape, f.tp, h, f.layer(i, "mlp.gate_up.weight"),
-                    bias ? &f.layer(i, "mlp.gate_up.bias") : nullptr);  // (T,B,2F/tp): gate | up
-  h = gate(f, h);                                                       // (T,B,F/tp)
-  h = row_linear(f.tape, f.tp, h, f.layer(i, "mlp.down.weight"),
-                 bias ? &f.layer(i, "mlp.down.bias") : nullptr);  // (T,B,C)
+  h = mlp(f, i, h);
   return ops::dropout_add(f.tape, h, x, f.dropout(i + 1, "mlp_residual"));
 }
 
@@ -76,17 +60,48 @@ std::vector<HfTensor> Decoder::hugging_face_tensors(const ModelConfig& c) const 
     add("self_attn.o_proj.weight", "attention.output.weight");
     if (c.attention_output_bias) add("self_attn.o_proj.bias", "attention.output.bias");
     add("post_attention_layernorm.weight", "mlp_norm.weight");
-    constexpr const char* kGated[] = {"gate_proj", "up_proj"};
-    for (int piece = 0; piece < 2; ++piece) {
-      const std::string projection = std::string("mlp.") + kGated[piece];
-      add(projection + ".weight", "mlp.gate_up.weight", piece);
-      if (c.mlp_bias) add(projection + ".bias", "mlp.gate_up.bias", piece);
-    }
-    add("mlp.down_proj.weight", "mlp.down.weight");
-    if (c.mlp_bias) add("mlp.down_proj.bias", "mlp.down.bias");
+    for (const HfTensor& tensor : mlp_tensors(c, i)) add(tensor.hf_name, tensor.parameter, tensor.piece);
   }
   names.push_back({"model.norm.weight", "final_norm.weight"});
   if (!c.tied) names.push_back({"lm_head.weight", "head.weight"});
+  return names;
+}
+
+void Decoder::add_mlp(std::vector<ParameterInfo>& rows, const ModelConfig& c, int layer) const {
+  using namespace parts;
+  const int block = layer + 1;
+  rows.push_back(split(matrix(layer_name(layer, "mlp.gate_up.weight"), 2 * c.ffn, c.hidden, block, c.init_std), 0,
+                       gate_up_pieces(c)));
+  if (c.mlp_bias) {
+    rows.push_back(split(vector_parameter(layer_name(layer, "mlp.gate_up.bias"), 2 * c.ffn, block, Initializer::zeros),
+                         0, gate_up_pieces(c)));
+  }
+  rows.push_back(
+      split(matrix(layer_name(layer, "mlp.down.weight"), c.hidden, c.ffn, block, c.init_std), 1, {{.units = c.ffn}}));
+  if (c.mlp_bias) {
+    rows.push_back(vector_parameter(layer_name(layer, "mlp.down.bias"), c.hidden, block, Initializer::zeros));
+  }
+}
+
+Var Decoder::mlp(Forward& f, int layer, const Var& x) const {
+  const bool bias = f.config.mlp_bias;
+  Var h = column_linear(f.tape, f.tp, x, f.layer(layer, "mlp.gate_up.weight"),
+                        bias ? &f.layer(layer, "mlp.gate_up.bias") : nullptr);  // (T,B,2F/tp): gate | up
+  h = gate(f, h);                                                               // (T,B,F/tp)
+  return row_linear(f.tape, f.tp, h, f.layer(layer, "mlp.down.weight"),
+                    bias ? &f.layer(layer, "mlp.down.bias") : nullptr);  // (T,B,C)
+}
+
+std::vector<HfTensor> Decoder::mlp_tensors(const ModelConfig& c, int) const {
+  std::vector<HfTensor> names;
+  constexpr const char* kGated[] = {"gate_proj", "up_proj"};
+  for (int piece = 0; piece < 2; ++piece) {
+    const std::string projection = std::string("mlp.") + kGated[piece];
+    names.push_back({projection + ".weight", "mlp.gate_up.weight", piece});
+    if (c.mlp_bias) names.push_back({projection + ".bias", "mlp.gate_up.bias", piece});
+  }
+  names.push_back({"mlp.down_proj.weight", "mlp.down.weight"});
+  if (c.mlp_bias) names.push_back({"mlp.down_proj.bias", "mlp.down.bias"});
   return names;
 }
 

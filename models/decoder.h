@@ -19,7 +19,12 @@ class Decoder : public Model {
   virtual Initializer norm_initializer() const { return Initializer::ones; }
   /// RMS norm over C.
   virtual Var norm(Forward& f, const Var& x, Parameter& weight) const;
-  /// (T,B,2F/tp) gate | up → (T,B,F/tp).
+  /// The rows of a layer's MLP, their computation (T,B,C) → (T,B,C), and their Hugging Face names, which follow
+  /// "model.layers.3.".
+  virtual void add_mlp(std::vector<ParameterInfo>& rows, const ModelConfig& c, int layer) const;
+  virtual Var mlp(Forward& f, int layer, const Var& x) const;
+  virtual std::vector<HfTensor> mlp_tensors(const ModelConfig& c, int layer) const;
+  /// (…,2F/tp) gate | up → (…,F/tp).
   virtual Var gate(Forward& f, const Var& gate_up) const;
 };
 

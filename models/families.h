@@ -13,5 +13,6 @@ std::unique_ptr<Model> make_mistral();
 std::unique_ptr<Model> make_qwen2();
 std::unique_ptr<Model> make_qwen3();
 std::unique_ptr<Model> make_gemma();
+std::unique_ptr<Model> make_mixtral();
 
 }  // namespace cuboid

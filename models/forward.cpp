@@ -6,15 +6,18 @@ namespace cuboid {
 
 Forward::Forward(Tape& tape_, const ModelConfig& config_, const TensorParallel& tp_, const ParameterStore& parameters,
                  const StepIdentity& step, std::int64_t first_sample, std::int64_t seq_len_,
-                 ops::RopeTables& rope_cache)
+                 ops::RopeTables& rope_cache, const ExpertParallel& experts_,
+                 std::function<void(int, RouterReport)> on_routed)
     : tape(tape_),
       config(config_),
       tp(tp_),
+      experts(experts_),
       seq_len(seq_len_),
       parameters_(parameters),
       step_(step),
       first_sample_(first_sample),
-      rope_(rope_cache) {}
+      rope_(rope_cache),
+      on_routed_(std::move(on_routed)) {}
 
 Parameter& Forward::operator[](std::string_view name) const {
   Parameter* found = parameters_.find(name);
@@ -24,6 +27,12 @@ Parameter& Forward::operator[](std::string_view name) const {
 
 Parameter& Forward::layer(int layer, std::string_view name) const {
   return (*this)["layers." + std::to_string(layer) + "." + std::string(name)];
+}
+
+Routing Forward::route(int layer, const Var& x, Parameter& weight) const {
+  std::function<void(RouterReport)> report;
+  if (on_routed_) report = [this, layer](RouterReport made) { on_routed_(layer, std::move(made)); };
+  return cuboid::route(tape, tp, experts, x, weight, config.experts_per_token, report);
 }
 
 std::int64_t Forward::first_vocabulary_row() const {

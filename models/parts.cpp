@@ -34,6 +34,10 @@ std::vector<Piece> qkv_pieces(const ModelConfig& config) {
           {.name = "v", .units = config.kv_heads, .unit = config.head_dim, .replicable = true}};
 }
 
+std::vector<Piece> gate_up_pieces(const ModelConfig& config) {
+  return {{.name = "gate", .units = config.ffn}, {.name = "up", .units = config.ffn}};
+}
+
 Piece vocabulary_piece(const ModelConfig& config) {
   return {.units = config.vocab, .uneven = true};
 }

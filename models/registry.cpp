@@ -16,16 +16,19 @@ std::vector<std::unique_ptr<Model>>& models() {
     made.push_back(make_qwen2());
     made.push_back(make_qwen3());
     made.push_back(make_gemma());
+    made.push_back(make_mixtral());
     return made;
   }();
   return instance;
 }
 
-// Weights of a block that multiply activations: its matrices, but for the gathered tables of the embedding block.
-std::int64_t matrix_weights(const ParameterTable& table, int block) {
+// Weights of a block that multiply a token: its matrices, but for the gathered tables of the embedding block and the
+// experts that the token does not visit.
+std::int64_t matrix_weights(const ModelConfig& config, const ParameterTable& table, int block) {
   std::int64_t sum = 0;
   for (const auto& row : table.rows()) {
-    if (row.block == block && block > 0 && row.shape.rank() == 2) sum += row.shape.elements();
+    if (row.block != block || block == 0 || row.shape.rank() != 2) continue;
+    if (row.expert < config.experts_per_token) sum += row.shape.elements();
   }
   return sum;
 }
@@ -79,7 +82,7 @@ FlopsPerToken flops_per_token(const ModelConfig& config, std::int64_t seq_len) {
   const ParameterTable table = parameters_of(config);
   FlopsPerToken flops;
   for (int block = 1; block <= config.layers + 1; ++block) {
-    flops.parameters += 2.0 * static_cast<double>(matrix_weights(table, block));
+    flops.parameters += 2.0 * static_cast<double>(matrix_weights(config, table, block));
   }
   for (std::int64_t i = 0; i < config.layers; ++i) flops.attention += attention_flops(config, seq_len, i);
   return flops;
@@ -92,7 +95,7 @@ std::vector<double> block_costs(const ModelConfig& config, std::int64_t seq_len)
   constexpr double kFlopsPerElement = 200;
   std::vector<double> costs;
   for (int block = 0; block <= config.layers + 1; ++block) {
-    double cost = 2.0 * static_cast<double>(matrix_weights(table, block));
+    double cost = 2.0 * static_cast<double>(matrix_weights(config, table, block));
     cost += kFlopsPerElement * static_cast<double>(config.hidden);
     if (block == config.layers + 1) {
       cost += kFlopsPerElement / 4 * static_cast<double>(config.vocab);
@@ -102,6 +105,14 @@ std::vector<double> block_costs(const ModelConfig& config, std::int64_t seq_len)
     costs.push_back(cost);
   }
   return costs;
+}
+
+std::vector<int> usable_expert_degrees(const ModelConfig& config) {
+  std::vector<int> degrees = {1};
+  for (int ep = 2; ep <= config.experts; ++ep) {
+    if (config.experts % ep == 0) degrees.push_back(ep);
+  }
+  return degrees;
 }
 
 std::vector<int> usable_tensor_degrees(const ModelConfig& config, int limit) {

@@ -64,8 +64,8 @@ void GradientReduction::start_full() {
 void GradientReduction::start(Pending& pending) {
   pending.started = true;
   ParameterBucket& bucket = *pending.bucket;
-  Communicator& data = store_.data();
-  if (data.size() == 1 && store_.zero() < 2) return;
+  Communicator& copies = *bucket.copies;
+  if (copies.size() == 1 && store_.zero() < 2) return;
   const bool whole = store_.zero() == 0;
   const Tensor& place = whole ? bucket.gradients : bucket.gradient_shard;
   const DType type = store_.message_type(place.dtype());
@@ -80,7 +80,7 @@ void GradientReduction::start(Pending& pending) {
     pending.received = sum;
   }
   pending.work =
-      whole ? data.all_reduce(message, sum, ReduceOp::sum) : data.reduce_scatter(message, sum, ReduceOp::sum);
+      whole ? copies.all_reduce(message, sum, ReduceOp::sum) : copies.reduce_scatter(message, sum, ReduceOp::sum);
   pending.message = std::move(message);
 }
 
@@ -198,7 +198,7 @@ double gradient_norm(const Device& device, const ParameterStore& store, Communic
   const Tensor squares = device.zeros({ExactSum::kWords}, DType::int64, Category::workspace);
   for (const Parameter* p : store.all()) {
     const ParameterInfo& info = *p->info;
-    if (!info.tied_with.empty()) continue;
+    if (!info.tied_with.empty() || !store.counts(*p)) continue;
     for_pieces(info, tensor.rank(), tensor.size(), [&](int piece, std::int64_t begin, std::int64_t count) {
       if (!counts_piece(info, piece, tensor.rank(), tensor.size())) return;
       kernels::add_squares(device, owned_gradient(store, *p, begin, count), squares);
@@ -211,7 +211,7 @@ double gradient_norm(const Device& device, const ParameterStore& store, Communic
   std::copy(words.begin(), words.end(), message.data<std::int64_t>());
   all_reduce_in_place(tensor, message);
   all_reduce_in_place(pipeline, message);
-  if (store.sharded()) all_reduce_in_place(store.data(), message);
+  all_reduce_in_place(store.data(), message);
   std::copy_n(message.data<std::int64_t>(), words.size(), words.begin());
   return std::sqrt(ExactSum::from_words(words).value());
 }

@@ -18,6 +18,12 @@ Groups::Groups(const Grid& grid, Communicator& world) : grid_(grid), at_(grid.co
   for (Axis axis : kAxes) {
     axes_[static_cast<std::size_t>(axis)] = world.split(grid.group_index(axis, world.rank()), at_[axis], name_of(axis));
   }
+  if (grid.degree(Axis::ep) > 1 && grid.degree(Axis::dp) > 1) {
+    Coordinate first = at_;
+    first[Axis::dp] = first[Axis::ep] = 0;
+    both_ = world.split(grid.rank(first), grid.data_rank(at_), "dp-ep");
+  }
+  data_ = both_ ? both_.get() : &axis(grid.degree(Axis::ep) > 1 ? Axis::ep : Axis::dp);
 }
 
 StageChannels::StageChannels(Communicator& pipeline, const std::vector<int>& rank_of_stage) : rank_(pipeline.rank()) {

@@ -25,33 +25,57 @@ bool has_twin(const ParameterTable& table, const ParameterInfo& info) {
 
 }  // namespace
 
+ParameterCut parameter_cut(const Grid& grid, const Coordinate& at, int zero) {
+  return {.tp_rank = at[Axis::tp],
+          .tp_size = grid.degree(Axis::tp),
+          .ep_rank = at[Axis::ep],
+          .ep_size = grid.degree(Axis::ep),
+          .dense_parts = parts_of_buckets(zero, grid.data_degree()),
+          .expert_parts = parts_of_buckets(zero, grid.degree(Axis::dp))};
+}
+
+BucketShare kept_share(const BucketLayout& bucket, int zero) {
+  BucketShare share;
+  share.gradients = zero < 2 ? bucket.elements : bucket.part_elements();
+  if (bucket.shares_values) return share;
+  share.values = zero < 3 ? bucket.elements : bucket.part_elements();
+  share.masters = bucket.part_elements();
+  return share;
+}
+
 std::vector<BucketLayout> lay_out_buckets(const ParameterTable& table, const std::vector<StageBlocks>& stages,
-                                          int tp_rank, int tp_size, int parts, std::int64_t bucket_bytes) {
+                                          const ParameterCut& cut, std::int64_t bucket_bytes) {
   const auto lives_here = [&](const std::string& name) {
     const int block = table.at(name).block;
     return std::any_of(stages.begin(), stages.end(), [&](const auto& s) { return block >= s.begin && block < s.end; });
   };
   std::vector<BucketLayout> buckets;
   for (const StageBlocks& stage : stages) {
-    BucketLayout open;
-    const auto close = [&] {
+    BucketLayout open_dense;
+    BucketLayout open_experts;
+    const auto close = [&](BucketLayout& open) {
       if (open.places.empty()) return;
-      open.elements = round_up(open.elements, parts * BucketLayout::kAlignment);
+      open.elements = round_up(open.elements, open.parts * BucketLayout::kAlignment);
       buckets.push_back(std::move(open));
       open = {};
     };
     for (auto row = table.rows().rbegin(); row != table.rows().rend(); ++row) {
       if (row->block < stage.begin || row->block >= stage.end) continue;
+      if (!on_expert_rank(*row, cut.ep_rank, cut.ep_size)) continue;
+      const bool expert = row->expert >= 0;
+      BucketLayout& open = expert ? open_experts : open_dense;
       const bool alone = has_twin(table, *row);
-      if (alone) close();
+      if (alone) close(open);
       open.stage = stage.stage;
-      open.parts = parts;
+      open.parts = expert ? cut.expert_parts : cut.dense_parts;
+      open.experts = expert;
       open.shares_values = !row->tied_with.empty() && lives_here(row->tied_with);
-      open.places.push_back({&*row, shard_shape(*row, tp_rank, tp_size), open.elements});
-      open.elements += space_of(*row, tp_size);
-      if (alone || open.elements * 4 >= bucket_bytes) close();
+      open.places.push_back({&*row, shard_shape(*row, cut.tp_rank, cut.tp_size), open.elements});
+      open.elements += space_of(*row, cut.tp_size);
+      if (alone || open.elements * 4 >= bucket_bytes) close(open);
     }
-    close();
+    close(open_experts);
+    close(open_dense);
   }
   // Walked from the last parameter to the first: turn the places round, so that offsets ascend in table order.
   for (BucketLayout& bucket : buckets) {
@@ -59,7 +83,7 @@ std::vector<BucketLayout> lay_out_buckets(const ParameterTable& table, const std
     std::int64_t offset = 0;
     for (ParameterPlace& place : bucket.places) {
       place.offset = offset;
-      offset += space_of(*place.info, tp_size);
+      offset += space_of(*place.info, cut.tp_size);
     }
   }
   return buckets;

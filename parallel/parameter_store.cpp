@@ -7,29 +7,32 @@
 
 namespace cuboid {
 ParameterStore::ParameterStore(const Device& device, const ParameterTable& table,
-                               const std::vector<StageBlocks>& stages, int tp_rank, int tp_size, Communicator& data,
+                               const std::vector<StageBlocks>& stages, int tp_rank, int tp_size,
                                const ParameterOptions& options)
-    : ParameterStore(device, table, stages, tp_rank, tp_size, &data, options) {}
+    : ParameterStore(device, table, stages, tp_rank, tp_size, make_self_communicator(device), options) {}
 
 ParameterStore::ParameterStore(const Device& device, const ParameterTable& table,
                                const std::vector<StageBlocks>& stages, int tp_rank, int tp_size,
-                               const ParameterOptions& options)
-    : ParameterStore(device, table, stages, tp_rank, tp_size, nullptr, options) {}
+                               std::unique_ptr<Communicator> alone, const ParameterOptions& options)
+    : ParameterStore(device, table, stages, tp_rank, tp_size, DataGroups(*alone), options) {
+  alone_ = std::move(alone);
+}
 
 ParameterStore::ParameterStore(const Device& device, const ParameterTable& table,
-                               const std::vector<StageBlocks>& stages, int tp_rank, int tp_size, Communicator* data,
+                               const std::vector<StageBlocks>& stages, int tp_rank, int tp_size, const DataGroups& data,
                                const ParameterOptions& options)
-    : device_(device),
-      options_(options),
-      tp_rank_(tp_rank),
-      tp_size_(tp_size),
-      alone_(data ? nullptr : make_self_communicator(device)),
-      data_(data ? *data : *alone_) {
-  const int parts = options.zero > 0 ? data_.size() : 1;
-  for (BucketLayout& layout : lay_out_buckets(table, stages, tp_rank, tp_size, parts, options.bucket_bytes)) {
+    : device_(device), options_(options), tp_rank_(tp_rank), tp_size_(tp_size), data_(data) {
+  const ParameterCut cut{.tp_rank = tp_rank,
+                         .tp_size = tp_size,
+                         .ep_rank = data.ep_rank,
+                         .ep_size = data.ep_size,
+                         .dense_parts = parts_of_buckets(options.zero, data.dense->size()),
+                         .expert_parts = parts_of_buckets(options.zero, data.experts->size())};
+  for (BucketLayout& layout : lay_out_buckets(table, stages, cut, options.bucket_bytes)) {
     ParameterBucket& bucket = buckets_.emplace_back();
     bucket.layout = std::move(layout);
-    bucket.owned_part = parts > 1 ? data_.rank() : 0;
+    bucket.copies = bucket.layout.experts ? data.experts : data.dense;
+    bucket.owned_part = bucket.layout.parts > 1 ? bucket.copies->rank() : 0;
     for (const ParameterPlace& place : bucket.layout.places) {
       Parameter& made = storage_.emplace_back();
       made.info = place.info;
@@ -50,24 +53,27 @@ Tensor ParameterStore::owned_part(const ParameterBucket& bucket, const Tensor& w
 
 void ParameterStore::allocate(ParameterBucket& bucket) {
   const BucketLayout& layout = bucket.layout;
+  const BucketShare kept = kept_share(layout, options_.zero);
   const DType gradient_type = options_.dtype == DType::float64 ? DType::float64 : DType::float32;
   if (!layout.shares_values) {
+    const Tensor values = device_.zeros({kept.values}, options_.dtype, Category::parameters);
     if (options_.zero < 3) {
-      bucket.values = device_.zeros({layout.elements}, options_.dtype, Category::parameters);
-      bucket.value_shard = owned_part(bucket, bucket.values);
+      bucket.values = values;
+      bucket.value_shard = owned_part(bucket, values);
     } else {
-      bucket.value_shard = device_.zeros({layout.part_elements()}, options_.dtype, Category::parameters);
+      bucket.value_shard = values;
     }
     bucket.master = options_.dtype == DType::bfloat16
-                        ? device_.zeros({layout.part_elements()}, DType::float32, Category::optimizer)
+                        ? device_.zeros({kept.masters}, DType::float32, Category::optimizer)
                         : bucket.value_shard;
   }
+  const Tensor gradients = device_.zeros({kept.gradients}, gradient_type, Category::gradients);
   if (options_.zero < 2) {
-    bucket.gradients = device_.zeros({layout.elements}, gradient_type, Category::gradients);
-    bucket.gradient_shard = owned_part(bucket, bucket.gradients);
+    bucket.gradients = gradients;
+    bucket.gradient_shard = owned_part(bucket, gradients);
     attach_gradients(bucket);
   } else {
-    bucket.gradient_shard = device_.zeros({layout.part_elements()}, gradient_type, Category::gradients);
+    bucket.gradient_shard = gradients;
   }
   attach_values(bucket);
 }
@@ -147,7 +153,7 @@ void ParameterStore::unshard(int stage) {
   for (ParameterBucket* bucket : value_buckets(stage)) {
     if (bucket->users++ > 0) continue;
     bucket->values = device_.empty({bucket->layout.elements}, options_.dtype, Category::communication);
-    bucket->gather = data_.all_gather(bucket->value_shard, bucket->values);
+    bucket->gather = bucket->copies->all_gather(bucket->value_shard, bucket->values);
   }
 }
 
@@ -209,14 +215,11 @@ void ParameterStore::initialize(std::uint64_t seed) {
 }
 
 void ParameterStore::publish() {
-  const bool gather = options_.zero > 0 && options_.zero < 3 && data_.size() > 1;
+  if (options_.zero == 0 || options_.zero == 3) return;
   std::vector<Work> gathers;
   for (ParameterBucket& bucket : buckets_) {
-    if (bucket.layout.shares_values) continue;
-    if (!bucket.master.same_memory(bucket.value_shard)) {
-      kernels::convert(device_, bucket.master, bucket.value_shard);
-    }
-    if (gather) gathers.push_back(data_.all_gather(bucket.value_shard, bucket.values));
+    if (bucket.layout.shares_values || bucket.layout.parts == 1) continue;
+    gathers.push_back(bucket.copies->all_gather(bucket.value_shard, bucket.values));
   }
   for (Work& work : gathers) work.wait();
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "sequence.h"
+
 namespace cuboid {
 namespace {
 
@@ -11,15 +13,21 @@ Shape scaled_rows(const Shape& shape, std::int64_t multiply, std::int64_t divide
   return changed;
 }
 
-// (T/tp,B,C) of every rank → (T,B,C).
+}  // namespace
+
 Tensor gather_sequence(const Device& device, const TensorParallel& tp, const Tensor& shard) {
   const Tensor full = device.empty(scaled_rows(shard.shape(), tp.size(), 1), shard.dtype(), Category::communication);
   tp.comm->all_gather(shard, full).wait();
   return full;
 }
 
-// Partial sums (T,B,C) become what the region between split layers holds: the whole sum, or with sequence parallelism
-// this rank's part of it (T/tp,B,C); of type `dtype`.
+Tensor rounded(const Device& device, const Tensor& x, DType dtype) {
+  if (x.dtype() == dtype) return x;
+  const Tensor made = device.empty(x.shape(), dtype);
+  kernels::convert(device, x, made);
+  return made;
+}
+
 Tensor reduce_partial(const Device& device, const TensorParallel& tp, Tensor partial, DType dtype) {
   Tensor sum = partial;
   if (tp.splits_sequence()) {
@@ -29,11 +37,28 @@ Tensor reduce_partial(const Device& device, const TensorParallel& tp, Tensor par
   } else {
     all_reduce_in_place(*tp.comm, partial);
   }
-  if (sum.dtype() == dtype) return sum;
-  const Tensor rounded = device.empty(sum.shape(), dtype);
-  kernels::convert(device, sum, rounded);
-  return rounded;
+  return rounded(device, sum, dtype);
 }
+
+Var enter_split_region(Tape& tape, const TensorParallel& tp, const Var& x) {
+  if (tp.size() == 1) return x;
+  Tensor full = tp.splits_sequence() ? gather_sequence(tape.device(), tp, x.value()) : x.value();
+  return tape.record(std::move(full), {x.slot()}, {},
+                     [tp, slot = x.slot(), dtype = x.value().dtype()](Tape& t, Tensor partial) {
+                       if (!partial.unique()) partial = t.device().clone(partial);
+                       t.contribute(slot, reduce_partial(t.device(), tp, std::move(partial), dtype));
+                     });
+}
+
+Var leave_split_region(Tape& tape, const TensorParallel& tp, const Var& partial, DType dtype) {
+  if (tp.size() == 1) return partial;
+  return tape.record(reduce_partial(tape.device(), tp, partial.value(), dtype), {partial.slot()}, {},
+                     [tp, slot = partial.slot()](Tape& t, Tensor dy) {
+                       t.contribute(slot, tp.splits_sequence() ? gather_sequence(t.device(), tp, dy) : dy);
+                     });
+}
+
+namespace {
 
 Tensor with_columns(const Device& device, const Tensor& x, std::int64_t columns, DType dtype) {
   Shape shape = x.shape();

@@ -1,3 +1,4 @@
+#include <memory>
 #include <type_traits>
 
 #include <oneapi/dnnl/dnnl.h>
@@ -71,8 +72,17 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<T> a, Ma
 
 // c of bfloat16.
 void multiply_rounded(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<BFloat16> a, MatrixRef<BFloat16> b,
-                      const Tensor& bias, BFloat16* c) {
+                      const Tensor& bias, bool varying, BFloat16* c) {
   const BFloat16* add = bias.defined() ? bias.data<BFloat16>() : nullptr;
+  if (varying) {  // through float32, whose products need no code made for their shape
+    const auto sums = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(m * n));
+    multiply(m, n, k, a, b, bias, false, sums.get());
+    return parallel_chunks(m * n, kElementChunk, [&](std::int64_t first, std::int64_t count) {
+      const float* from = sums.get() + first;
+      BFloat16* to = c + first;
+      body::OneLane{}.each(count, [=](std::int64_t x) { to[x] = static_cast<BFloat16>(from[x]); });
+    });
+  }
   if (k > 0) return gemm(m, n, k, a, b, add, c);
   for (std::int64_t i = 0; i < m; ++i) {
     if (add != nullptr) {
@@ -99,7 +109,7 @@ void matmul(const Device&, const Tensor& a, const Tensor& b, const Tensor& c, Ma
     const MatrixRef<T> left{a.data<T>(), a_columns, options.transpose_a};
     const MatrixRef<T> right{b.data<T>(), b_columns, options.transpose_b};
     if constexpr (std::is_same_v<T, BFloat16>) {
-      if (rounds) return multiply_rounded(m, n, k, left, right, bias, c.data<T>());
+      if (rounds) return multiply_rounded(m, n, k, left, right, bias, options.varying, c.data<T>());
     }
     multiply<T>(m, n, k, left, right, bias, options.accumulate, c.data<Real<T>>());
   });

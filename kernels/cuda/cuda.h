@@ -65,8 +65,8 @@ void cross_entropy_gradient(const Device& device, const Tensor& logits, const Te
                             const Tensor& row_max, const Tensor& row_sum, double factor, const Tensor& dlogits);
 void add_squares(const Device& device, const Tensor& x, const Tensor& words);
 void adamw(const Device& device, const AdamW& options, const Tensor& gradient, const Tensor& weight, const Tensor& m,
-           const Tensor& v);
+           const Tensor& v, const Tensor& rounded);
 void sgd(const Device& device, double lr, double weight_decay, double gradient_scale, const Tensor& gradient,
-         const Tensor& weight);
+         const Tensor& weight, const Tensor& rounded);
 
 }  // namespace cuboid::kernels::cuda

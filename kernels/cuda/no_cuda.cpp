@@ -134,10 +134,10 @@ void cross_entropy_gradient(const Device&, const Tensor&, const Tensor&, std::in
 void add_squares(const Device&, const Tensor&, const Tensor&) {
   missing();
 }
-void adamw(const Device&, const AdamW&, const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
+void adamw(const Device&, const AdamW&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
   missing();
 }
-void sgd(const Device&, double, double, double, const Tensor&, const Tensor&) {
+void sgd(const Device&, double, double, double, const Tensor&, const Tensor&, const Tensor&) {
   missing();
 }
 

@@ -173,15 +173,19 @@ void cross_entropy_gradient_rows(cudaStream_t stream, std::int64_t rows, std::in
 }
 
 void adamw_elements(cudaStream_t stream, std::int64_t n, const body::AdamWStep<float>& step, const float* gradient,
-                    float* weight, float* m, float* v) {
-  launch_elements(stream, n,
-                  [=] CUBOID_DEVICE(std::int64_t i) { body::adamw_element(step, gradient[i], weight[i], m[i], v[i]); });
+                    float* weight, float* m, float* v, BFloat16* rounded) {
+  launch_elements(stream, n, [=] CUBOID_DEVICE(std::int64_t i) {
+    body::adamw_element(step, gradient[i], weight[i], m[i], v[i]);
+    if (rounded != nullptr) rounded[i] = BFloat16(weight[i]);
+  });
 }
 
 void sgd_elements(cudaStream_t stream, std::int64_t n, float rate, float decay, float scale, const float* gradient,
-                  float* weight) {
-  launch_elements(stream, n,
-                  [=] CUBOID_DEVICE(std::int64_t i) { weight[i] -= rate * (scale * gradient[i] + decay * weight[i]); });
+                  float* weight, BFloat16* rounded) {
+  launch_elements(stream, n, [=] CUBOID_DEVICE(std::int64_t i) {
+    weight[i] -= rate * (scale * gradient[i] + decay * weight[i]);
+    if (rounded != nullptr) rounded[i] = BFloat16(weight[i]);
+  });
 }
 
 // Adds the squares of each line of `width` elements, the first of which may be shorter, to an exact sum's words.
@@ -269,15 +273,17 @@ void cross_entropy_gradient(const Device& device, const Tensor& logits, const Te
 }
 
 void adamw(const Device& device, const AdamW& options, const Tensor& gradient, const Tensor& weight, const Tensor& m,
-           const Tensor& v) {
+           const Tensor& v, const Tensor& rounded) {
   adamw_elements(stream_of(device), weight.elements(), adamw_step<float>(options), elements_of<float>(gradient),
-                 elements_of<float>(weight), elements_of<float>(m), elements_of<float>(v));
+                 elements_of<float>(weight), elements_of<float>(m), elements_of<float>(v),
+                 rounded.defined() ? elements_of<BFloat16>(rounded) : nullptr);
 }
 
 void sgd(const Device& device, double lr, double weight_decay, double gradient_scale, const Tensor& gradient,
-         const Tensor& weight) {
+         const Tensor& weight, const Tensor& rounded) {
   sgd_elements(stream_of(device), weight.elements(), static_cast<float>(lr), static_cast<float>(weight_decay),
-               static_cast<float>(gradient_scale), elements_of<float>(gradient), elements_of<float>(weight));
+               static_cast<float>(gradient_scale), elements_of<float>(gradient), elements_of<float>(weight),
+               rounded.defined() ? elements_of<BFloat16>(rounded) : nullptr);
 }
 
 void add_squares(const Device& device, const Tensor& x, const Tensor& words) {

@@ -40,6 +40,14 @@ void matmul(const Device& device, const Tensor& a, const Tensor& b, const Tensor
   device.observe(std::move(kernel));
 }
 
+std::vector<std::int64_t> sort_by_expert(const Device& device, const Operands& operands, std::int64_t copies,
+                                         std::int64_t count) {
+  device.observe(describe(operands));
+  std::vector<std::int64_t> tokens;
+  for (std::int64_t e = 0; e < count; ++e) tokens.push_back(copies * (e + 1) / count - copies * e / count);
+  return tokens;
+}
+
 void attention(const Device& device, const Operands& operands, const Tensor& q, const Tensor& k, std::int64_t window,
                bool gradient) {
   const AttentionSizes s = attention_sizes(q, k, window);

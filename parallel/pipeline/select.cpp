@@ -41,10 +41,10 @@ Schedule schedule_of_file(const RunConfig& run) {
                   fmt::format("--schedule {}: has {} ranks, --pp is {}", run.schedule, schedule.ranks(),
                               run.grid.degree(Axis::pp)));
   problems.add_if(schedule.micro_batches != run.micro_batches(),
-                  fmt::format("--schedule {}: has {} micro-batches, the run has {} (global batch {} / (dp {} x "
-                              "micro-batch {}))",
+                  fmt::format("--schedule {}: has {} micro-batches, the run has {} (global batch {} / ({} data "
+                              "ranks x micro-batch {}))",
                               run.schedule, schedule.micro_batches, run.micro_batches(), run.global_batch,
-                              run.grid.degree(Axis::dp), run.micro_batch));
+                              run.grid.data_degree(), run.micro_batch));
   for (const Finding& finding : verify(schedule, options_of(run))) {
     if (finding.note) {
       log::info(path + ": " + finding.text);

@@ -2,8 +2,11 @@
 // group does the rest. `AGroup` is Group or SpanGroup.
 #pragma once
 
+#include <algorithm>
 #include <memory>
+#include <numeric>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -30,6 +33,8 @@ inline Device owner_of(const Device& device, const Tensor& tensor) {
 
 template <typename AGroup>
 class GroupCommunicator : public Communicator {
+  using Counts = std::vector<std::int64_t>;
+
  public:
   GroupCommunicator(std::shared_ptr<AGroup> group, int rank, const Device& device, const std::string& name)
       : Communicator(rank, group->size(), name), group_(std::move(group)), device_(device) {}
@@ -56,6 +61,35 @@ class GroupCommunicator : public Communicator {
                  both(in, out));
     CUBOID_CHECK(!overlap(in, out), "in and out overlap");
     return start({.kind = CallKind::all_to_all, .count = in.elements() / size(), .dtype = in.dtype()}, in, out);
+  }
+
+  // Every pair's part is a message, an empty one too: a count that the other side does not share never goes unnoticed.
+  Work all_to_all_v(const Tensor& in, const Counts& sent, const Tensor& out, const Counts& received) override {
+    CUBOID_CHECK(in.dtype() == out.dtype() && covers(sent, in) && covers(received, out), both(in, out));
+    CUBOID_CHECK(!overlap(in, out), "in and out overlap");
+    CUBOID_CHECK(in.on_host() == out.on_host(), "one of in and out is in a GPU's memory");
+    const Device owner = owner_of(device_, in);
+    const std::vector<Tensor> parts = parts_of(in, sent);
+    std::vector<Tensor> places = parts_of(out, received);
+    std::vector<std::uint64_t> claims(places.size());
+    const auto own = static_cast<std::size_t>(rank());
+    CUBOID_CHECK(sent[own] == received[own],
+                 fmt::format("{} elements to itself, {} from itself", sent[own], received[own]));
+    owner.copy(parts[own], places[own]);
+    for (int step = 1; step < size(); ++step) {
+      const int to = (rank() + step) % size();
+      Tensor part = owner.clone(parts[static_cast<std::size_t>(to)], Category::communication);
+      StreamMark ready = mark(part);
+      group_->send(rank(), {std::move(part), std::move(ready)}, to, kPartTag);
+      const int from = (rank() + size() - step) % size();
+      claims[static_cast<std::size_t>(from)] = group_->claim_message(rank(), from, kPartTag);
+    }
+    return Work([group = group_, device = device_, rank = rank(), places = std::move(places), claims] {
+      for (int from = 0; from < group->size(); ++from) {
+        const Tensor& place = places[static_cast<std::size_t>(from)];
+        if (from != rank) receive_part(*group, device, rank, from, claims[static_cast<std::size_t>(from)], place);
+      }
+    });
   }
 
   Work broadcast(const Tensor& tensor, int root) override {
@@ -106,6 +140,41 @@ class GroupCommunicator : public Communicator {
   const Device& device() const { return device_; }
 
  private:
+  static constexpr int kPartTag = -1;  // of all_to_all_v's messages; callers' tags are not negative
+
+  bool covers(const Counts& counts, const Tensor& tensor) const {
+    return counts.size() == static_cast<std::size_t>(size()) &&
+           std::all_of(counts.begin(), counts.end(), [](auto n) { return n >= 0; }) &&
+           std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) == tensor.elements();
+  }
+
+  static std::vector<Tensor> parts_of(const Tensor& tensor, const Counts& counts) {
+    const Tensor flat = tensor.reshape({tensor.elements()});
+    std::vector<Tensor> parts;
+    std::int64_t at = 0;
+    for (const std::int64_t count : counts) {
+      parts.push_back(flat.narrow(at, count));
+      at += count;
+    }
+    return parts;
+  }
+
+  static void receive_part(AGroup& group, const Device& device, int rank, int from, std::uint64_t claimed,
+                           const Tensor& place) {
+    const std::string expected = fmt::format("{} {}", place.elements(), name_of(place.dtype()));
+    auto [part, ready] = group.receive(rank, from, kPartTag, claimed, "an all_to_all_v's " + expected);
+    if (part.elements() != place.elements() || part.dtype() != place.dtype()) {
+      throw std::logic_error(
+          group.describe(rank, fmt::format("all_to_all_v, {} from rank {}", expected, group.world_rank(from))) +
+          fmt::format(": it sends {} {}", part.elements(), name_of(part.dtype())));
+    }
+    if (ready) wait_for(device, ready);
+    // Its memory goes back to whoever owns it once it is copied: to this rank, on whose stream that is.
+    const Device owner = owner_of(device, part);
+    owner.adopt(part, Category::communication);
+    owner.copy(part, place);
+  }
+
   Work start(Call call, const Tensor& in, const Tensor& out) {
     call.on_host = !out.defined() || out.on_host();
     CUBOID_CHECK(!in.defined() || in.on_host() == call.on_host, "one of in and out is in a GPU's memory");

@@ -24,6 +24,11 @@ class MetaCommunicator final : public Communicator {
     CUBOID_CHECK(in.dtype() == out.dtype() && in.elements() == out.elements(), sizes(in, out));
     return record(Collective::all_to_all, in);
   }
+  Work all_to_all_v(const Tensor& in, const std::vector<std::int64_t>&, const Tensor& out,
+                    const std::vector<std::int64_t>&) override {
+    CUBOID_CHECK(in.dtype() == out.dtype(), sizes(in, out));
+    return record(Collective::all_to_all, in);
+  }
   Work broadcast(const Tensor& tensor, int) override { return record(Collective::broadcast, tensor); }
   void barrier() override {}
   Work send(Tensor, int, int) override { return {}; }

@@ -42,6 +42,10 @@ class TracedCommunicator final : public Communicator {
   Work all_to_all(const Tensor& in, const Tensor& out) override {
     return recorded("all_to_all", in, inner_->all_to_all(in, out));
   }
+  Work all_to_all_v(const Tensor& in, const std::vector<std::int64_t>& sent, const Tensor& out,
+                    const std::vector<std::int64_t>& received) override {
+    return recorded("all_to_all_v", in, inner_->all_to_all_v(in, sent, out, received));
+  }
   Work broadcast(const Tensor& tensor, int root) override {
     return recorded("broadcast", tensor, inner_->broadcast(tensor, root));
   }

@@ -1,9 +1,15 @@
 #include "cuboid/core/units.h"
 
+#include <algorithm>
 #include <array>
+#include <cctype>
+#include <charconv>
 #include <cmath>
+#include <utility>
 
 #include <fmt/format.h>
+
+#include "cuboid/core/error.h"
 
 namespace cuboid {
 
@@ -17,6 +23,33 @@ std::string human_bytes(std::uint64_t bytes) {
     ++unit;
   }
   return fmt::format("{:.3g} {}", value, kUnits[unit]);
+}
+
+std::int64_t parse_bytes(std::string_view text) {
+  constexpr std::array<std::pair<std::string_view, double>, 10> kUnits = {{{"", 1},
+                                                                           {"b", 1},
+                                                                           {"kb", 1e3},
+                                                                           {"mb", 1e6},
+                                                                           {"gb", 1e9},
+                                                                           {"tb", 1e12},
+                                                                           {"kib", 0x1p10},
+                                                                           {"mib", 0x1p20},
+                                                                           {"gib", 0x1p30},
+                                                                           {"tib", 0x1p40}}};
+  std::string word;
+  for (const char c : text) {
+    if (c != ' ') word += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
+  double number = 0;
+  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), number, std::chars_format::fixed);
+  const std::string_view unit(end, static_cast<std::size_t>(word.data() + word.size() - end));
+  const auto* known = std::find_if(kUnits.begin(), kUnits.end(), [&](const auto& u) { return u.first == unit; });
+  if (error != std::errc() || known == kUnits.end()) {
+    throw Error(ErrorKind::request, "not a number of bytes; write 4096, 500MB or 1.5GiB");
+  }
+  const double bytes = number * known->second;
+  if (!(bytes >= 1 && bytes < 0x1p63)) throw Error(ErrorKind::request, "must be from 1 byte to 2^63 - 1 bytes");
+  return static_cast<std::int64_t>(bytes);
 }
 
 std::string human_seconds(double seconds) {

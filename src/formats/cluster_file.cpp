@@ -72,11 +72,12 @@ void visit_stack(SoftwareStack& stack, Visitor& visit) {
   visit("optimizer-traffic", "bytes moved a parameter by the optimizer's step", stack.optimizer_traffic);
   visit("step-seconds", "fixed time of a step", stack.step_seconds);
   visit("micro-batch-seconds", "fixed time of a micro-batch on a stage", stack.micro_batch_seconds);
+  visit("step-barrier", "all ranks meet at the end of a step", stack.step_barrier);
   visit("jitter", "relative slow-down per doubling of the nodes", stack.jitter);
   visit("parameter-bytes", "memory a parameter, of the copy computed with", stack.parameter_bytes);
   visit("gradient-bytes", "memory a parameter", stack.gradient_bytes);
   visit("optimizer-bytes", "memory a parameter: master copy and moments", stack.optimizer_bytes);
-  visit("logits-bytes", "memory a logit at the loss", stack.logits_bytes);
+  visit("logits-bytes", "memory a logit at the loss, all at once; 0: in chunks", stack.logits_bytes);
   visit("activation-factor", "activations kept, of those traced", stack.activation_factor);
   visit("reserved-bytes", "context, communication buffers, fragmentation", stack.reserved_bytes);
 }

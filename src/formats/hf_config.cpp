@@ -33,6 +33,7 @@ std::deque<ConfigFamily>& families() {
       {"qwen2", {"Qwen2ForCausalLM", "Qwen2Model"}},
       {"qwen3", {"Qwen3ForCausalLM", "Qwen3Model"}},
       {.type = "gemma", .classes = {"GemmaForCausalLM", "GemmaModel"}, .tied = true, .activation = "gelu_pytorch_tanh"},
+      {"mixtral", {"MixtralForCausalLM", "MixtralModel"}},
   };
   return known;
 }
@@ -238,6 +239,19 @@ void read_rope(Section& top, ModelConfig& config, const std::string& source, Pro
   rope.refuse_unknown({});
 }
 
+void read_experts(Section& top, ModelConfig& config) {
+  constexpr std::int64_t kMostExperts = 1 << 12;
+  config.experts = top.natural("num_local_experts", kMostExperts, 8);
+  config.experts_per_token = top.natural("num_experts_per_tok", kMostExperts, 2);
+  if (config.experts_per_token > config.experts && config.experts > 0) {
+    top.fault("num_experts_per_tok", fmt::format("more than the {} experts (num_local_experts)", config.experts));
+  }
+  top.only("router_jitter_noise", {0.0, 0});
+  // How Transformers trains; here losses of routers are a run's own flags.
+  top.value("output_router_logits");
+  top.value("router_aux_loss_coef");
+}
+
 /// The size of a sliding window, and in Qwen's families from which layer on it counts. It may be written and yet be
 /// switched off.
 void read_window(Section& top, ModelConfig& config) {
@@ -249,12 +263,13 @@ void read_window(Section& top, ModelConfig& config) {
     top.value("max_window_layers");
     return;
   }
-  if (!mistral && !qwen) return top.only("sliding_window", {nullptr, 0});
+  const bool mixtral = config.family == "mixtral";
+  if (!mistral && !mixtral && !qwen) return top.only("sliding_window", {nullptr, 0});
   // The families' own defaults: only null means that there is no window.
   constexpr std::int64_t kDefaultWindow = 4096;
   constexpr std::int64_t kDefaultFullLayers = 28;
   if (!top.given("sliding_window")) {
-    config.window = kDefaultWindow;
+    config.window = mixtral ? 0 : kDefaultWindow;
   } else if (top.has("sliding_window")) {
     config.window = top.natural("sliding_window", kMostPositions);
   }
@@ -295,8 +310,9 @@ void read_differences(Section& top, ModelConfig& config) {
     top.only("hidden_act", {"silu", "swish"});
     return;
   }
-  if (config.family == "mistral") {
+  if (config.family == "mistral" || config.family == "mixtral") {
     top.only("hidden_act", {"silu", "swish"});
+    if (config.family == "mixtral") read_experts(top, config);
     return;
   }
   config.qk_norm = config.family == "qwen3";
@@ -487,7 +503,7 @@ std::string write_hf_config(const ModelConfig& config) {
             {"rms_norm_eps", config.norm_eps},
             {"tie_word_embeddings", config.tied},
             {"vocab_size", config.vocab}};
-    const bool mistral = config.family == "mistral";
+    const bool mistral = config.family == "mistral" || config.family == "mixtral";
     const bool qwen = config.family == "qwen2" || config.family == "qwen3";
     if (family->rotary) {
       json["rope_scaling"] = rope_json(config.rope_scaling);
@@ -501,6 +517,10 @@ std::string write_hf_config(const ModelConfig& config) {
     if (qwen) {
       json["use_sliding_window"] = config.window > 0;
       json["max_window_layers"] = config.full_layers;
+    }
+    if (config.experts > 0) {
+      json["num_experts_per_tok"] = config.experts_per_token;
+      json["num_local_experts"] = config.experts;
     }
     if (config.family == "gemma") json["hidden_activation"] = "gelu_pytorch_tanh";
   }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include <fmt/format.h>
 #include <pugixml.hpp>
@@ -147,6 +148,9 @@ class Reader {
     return value;
   }
 
+  // Files of several hosts repeat addresses.
+  std::string on_this_host(const std::string& bus) const { return fmt::format("{}/{}", cpus.back().host, bus); }
+
   void read_cpu(pugi::xml_node node) {
     const std::string host = attribute(node, "host_hash", false);
     const auto known = std::find(hosts.begin(), hosts.end(), host);
@@ -191,7 +195,8 @@ class Reader {
 
   void read_pci(pugi::xml_node node, int bridge, int depth) {
     const std::string bus = attribute(node, "busid");
-    if (!bus.empty() && !buses_.insert(bus).second) fault(node, fmt::format("<pci> busid {} occurs twice", bus));
+    if (!bus.empty() && !buses_.insert(on_this_host(bus)).second)
+      fault(node, fmt::format("<pci> busid {} occurs twice", bus));
     const double link = link_of(node);
     const bool has_gpu = node.child("gpu");
     const bool has_nic = node.child("nic");
@@ -244,7 +249,7 @@ class Reader {
         gpu.to_switch += count;
       } else if (!target.empty()) {
         gpu.nvlinks[target] += count;
-        targets_.emplace_back(link_node, target);
+        targets_.emplace_back(link_node, target, on_this_host(target));
       }
     }
     gpus.push_back(std::move(gpu));
@@ -275,8 +280,8 @@ class Reader {
   }
 
   void check_links() {
-    for (const auto& [node, target] : targets_) {
-      if (!buses_.contains(target)) fault(node, fmt::format("<nvlink> target {} is not in the file", target));
+    for (const auto& [node, target, place] : targets_) {
+      if (!buses_.contains(place)) fault(node, fmt::format("<nvlink> target {} is not in the file", target));
     }
     for (const Gpu& a : gpus) {
       for (const Gpu& b : gpus) {
@@ -298,7 +303,7 @@ class Reader {
   Problems problems_;
   std::set<std::string> buses_;
   std::set<std::string> ignored_;
-  std::vector<std::pair<pugi::xml_node, std::string>> targets_;
+  std::vector<std::tuple<pugi::xml_node, std::string, std::string>> targets_;
   int numa_ = -1;
   std::string cores_;
 };

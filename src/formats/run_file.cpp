@@ -61,7 +61,7 @@ void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Vis
   visit("order", "axis order, the first changes fastest with the rank", order);
   visit("sequence-parallel", "split activations between tensor parallel regions along the sequence",
         run.sequence_parallel);
-  visit("zero", "ZeRO stage over the data axis", run.zero);
+  visit("zero", "ZeRO stage over the ranks that hold copies", run.zero);
   visit("bucket-bytes", "gradients reduced and parameters gathered together, bytes of float32", run.bucket_bytes);
   visit.section("Pipeline");
   visit("schedule", "pipeline schedule", run.schedule);
@@ -80,6 +80,8 @@ void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Vis
   visit("steps", "optimizer steps", run.steps);
   visit("seed", "of weights, dropout and shuffling", run.seed);
   visit("dropout", "probability", run.dropout);
+  visit("router-aux-loss", "coefficient of the load-balancing loss of routers", run.router_aux_loss);
+  visit("router-z-loss", "coefficient of the loss on the size of router logits", run.router_z_loss);
   visit.section("Optimizer");
   visit("optimizer", "adamw or sgd", run.optimizer.kind, kOptimizers);
   visit("lr", "peak learning rate", run.optimizer.lr);
@@ -93,6 +95,7 @@ void visit_settings(RunConfig& run, AxisValues& degrees, std::string& order, Vis
   visit("clip-grad", "largest global gradient norm; 0: no clipping", run.optimizer.clip_grad);
   visit.section("Run");
   visit("threads-per-rank", "OpenMP threads of a rank", run.threads_per_rank);
+  visit("memory-limit", "most bytes a rank may hold; 0: what the machine has for all of its ranks", run.memory_limit);
   visit("deadline", "longest wait for another rank, in seconds", run.deadline);
   visit("stop-on-nan", "end with status 3 at a loss or gradient that is not a number", run.stop_on_nan);
   visit("timeline", "write timeline.json into out (Chrome trace format)", run.timeline);

@@ -12,10 +12,10 @@ Var Tape::input(Tensor value) {
   return {std::move(value), Slot{static_cast<int>(gradients_.size()) - 1}};
 }
 
-Var Tape::record(Tensor value, std::initializer_list<Slot> inputs, std::initializer_list<Parameter*> uses,
+Var Tape::record(Tensor value, std::initializer_list<Slot> inputs, const std::vector<Parameter*>& uses,
                  Backward backward) {
   if (!recording()) return constant(std::move(value));
-  bool flows = uses.size() > 0;
+  bool flows = !uses.empty();
   for (const Slot x : inputs) flows = flows || x.wanted();
   if (!flows) return constant(std::move(value));
   for (Parameter* p : uses) ++remaining_uses_[p];
@@ -37,12 +37,11 @@ void Tape::contribute(Slot slot, Tensor gradient) {
   sum = std::move(target);
 }
 
-void Tape::defer(std::initializer_list<Parameter*> parameters, std::function<void()> weight_gradient) {
-  deferred_.push_back({parameters, std::move(weight_gradient)});
+void Tape::defer(std::vector<Parameter*> parameters, std::function<void()> weight_gradient) {
+  deferred_.push_back({std::move(parameters), std::move(weight_gradient)});
 }
 
-template <typename Parameters>
-void Tape::run_weight_gradient(const Parameters& parameters, const std::function<void()>& run) {
+void Tape::run_weight_gradient(const std::vector<Parameter*>& parameters, const std::function<void()>& run) {
   const PhaseScope scope(device_, TracedPhase::weight_gradient);
   if (before_) {
     for (Parameter* p : parameters) before_(*p);
@@ -53,7 +52,7 @@ void Tape::run_weight_gradient(const Parameters& parameters, const std::function
   }
 }
 
-void Tape::add_weight_gradient(std::initializer_list<Parameter*> parameters, const std::function<void()>& add) {
+void Tape::add_weight_gradient(const std::vector<Parameter*>& parameters, const std::function<void()>& add) {
   CUBOID_CHECK(weights_at_once_, "weight gradients are deferred");
   run_weight_gradient(parameters, add);
 }

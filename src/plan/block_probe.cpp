@@ -35,12 +35,13 @@ LayerKinds kinds_of_layers(const ModelConfig& model) {
   return kinds;
 }
 
-BlockProbe::BlockProbe(const Device& device, Communicator& tensor, Communicator& data, const LayerKinds& kinds,
-                       const TraceOptions& options, Recording recording)
+BlockProbe::BlockProbe(const Device& device, Communicator& tensor, Communicator& experts, Communicator& data,
+                       const LayerKinds& kinds, const TraceOptions& options, Recording recording)
     : device_(device),
       options_(options),
       model_(kinds.model),
       tp_{&tensor, options.sequence_parallel, options.reduce_dtype},
+      ep_{&experts},
       table_(parameters_of(model_)),
       recording_(std::move(recording)) {
   spans_.push_back({0, 0, 0, true, false});
@@ -50,12 +51,13 @@ BlockProbe::BlockProbe(const Device& device, Communicator& tensor, Communicator&
   spans_.push_back({static_cast<int>(spans_.size()), static_cast<int>(model_.layers), 0, false, true});
   std::vector<StageBlocks> blocks;
   for (const StageSpan& span : spans_) blocks.push_back(stage_blocks(span));
-  store_ = std::make_unique<ParameterStore>(device_, table_, blocks, tensor.rank(), tensor.size(), data,
+  const DataGroups groups(data, data, experts.rank(), experts.size());
+  store_ = std::make_unique<ParameterStore>(device_, table_, blocks, tensor.rank(), tensor.size(), groups,
                                             ParameterOptions{.dtype = options.dtype});
   for (std::size_t i = 0; i < kMicroBatches; ++i) batch_.push_back({tokens(), tokens(), 0});
   for (const StageSpan& span : spans_) {
     stages_.push_back(
-        std::make_unique<ModelStage>(device_, model_, tp_, *store_, span, options.seq_len, options.recompute));
+        std::make_unique<ModelStage>(device_, model_, tp_, *store_, span, options.seq_len, options.recompute, ep_));
   }
 }
 
@@ -114,7 +116,10 @@ TracedParameters BlockProbe::count_parameters(int block) const {
   for (const ParameterInfo& row : table_.rows()) {
     if (row.block != block) continue;
     if (row.split_dim < 0) counts.replicated += row.shape.elements();
-    counts.local += shard_shape(row, tp_.rank(), tp_.size()).elements();
+    if (!on_expert_rank(row, ep_.rank(), ep_.size())) continue;
+    const std::int64_t local = shard_shape(row, tp_.rank(), tp_.size()).elements();
+    counts.local += local;
+    if (row.expert >= 0) counts.local_expert += local;
   }
   return counts;
 }

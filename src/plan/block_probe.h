@@ -26,9 +26,11 @@ class BlockProbe {
   /// Called with the events of the pass that begins, and with null when it has ended.
   using Recording = std::function<void(std::vector<TracedEvent>*)>;
 
+  /// @param experts  the expert group
+  /// @param data     the data-parallel ranks with the same experts
   /// @param options  what they say about ranks must be what the communicators say
-  BlockProbe(const Device& device, Communicator& tensor, Communicator& data, const LayerKinds& kinds,
-             const TraceOptions& options, Recording recording = {});
+  BlockProbe(const Device& device, Communicator& tensor, Communicator& experts, Communicator& data,
+             const LayerKinds& kinds, const TraceOptions& options, Recording recording = {});
 
   /// Blocks are numbered 0 embedding, then the kinds of layers, then the head.
   std::size_t blocks() const { return stages_.size(); }
@@ -49,6 +51,7 @@ class BlockProbe {
   TraceOptions options_;
   ModelConfig model_;
   TensorParallel tp_;
+  ExpertParallel ep_;
   ParameterTable table_;
   Recording recording_;
   std::unique_ptr<ParameterStore> store_;

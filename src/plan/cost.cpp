@@ -93,12 +93,23 @@ double level_bandwidth(const Cluster& cluster, const GroupPlacement& group, std:
   return at.links * at.link_bandwidth * at.efficiency * ranks / devices;
 }
 
-// One way through every level that the group crosses.
-double latency(const Cluster& cluster, const GroupPlacement& group) {
+// Hops of a tree, or of a ring if that has fewer, through every level that the group crosses.
+double tree_latency(const Cluster& cluster, const GroupPlacement& group) {
   double sum = 0;
   for (std::size_t level = 0; level < cluster.levels.size(); ++level) {
     const double count = members(group, level);
     if (count > 1) sum += std::min(count - 1, 3 * std::log2(count)) * cluster.levels[level].latency;
+  }
+  return sum;
+}
+
+// The n - 1 hops of a ring that visits the members of each level one after the other.
+double ring_latency(const Cluster& cluster, const GroupPlacement& group) {
+  double sum = 0;
+  for (std::size_t level = 0; level < cluster.levels.size(); ++level) {
+    const double below = level == 0 ? 1 : group.inside[level - 1];
+    const double hops = group.ranks / below - static_cast<double>(group.ranks) / group.inside[level];
+    sum += hops * cluster.levels[level].latency;
   }
   return sum;
 }
@@ -194,17 +205,16 @@ double collective_seconds(const Cluster& cluster, const GroupPlacement& group, O
   if (group.ranks <= 1 || bytes <= 0) return 0;
   const double n = group.ranks;
   const double bandwidth = ring_bandwidth(cluster, group, bytes / n);
-  const double once = latency(cluster, group);
   switch (operation) {
     case Operation::all_reduce:
-      return all_reduce_seconds(cluster, group, bytes, bandwidth) + 2 * once;
+      return all_reduce_seconds(cluster, group, bytes, bandwidth) + 2 * tree_latency(cluster, group);
     case Operation::reduce_scatter:
     case Operation::all_gather:
-      return (n - 1) / n * bytes / bandwidth + once;
+      return (n - 1) / n * bytes / bandwidth + ring_latency(cluster, group);
     case Operation::all_to_all:
-      return all_to_all_seconds(cluster, group, bytes) + once;
+      return all_to_all_seconds(cluster, group, bytes) + tree_latency(cluster, group);
     case Operation::broadcast:
-      return bytes / bandwidth + once;
+      return bytes / bandwidth + tree_latency(cluster, group);
   }
   return 0;
 }

@@ -94,12 +94,11 @@ class RankWalk {
         row_(layout.training.rows[at(where[Axis::pp])]),
         rank_of_stage_(layout.training.rank_of_stage()),
         pipeline_rank_(where[Axis::pp]),
-        data_ranks_(run.grid.degree(Axis::dp)),
         tensor_ranks_(run.grid.degree(Axis::tp)),
         under_way_(under_way),
-        buckets_(lay_out_buckets(table, blocks_of_rank(layout, pipeline_rank_), where[Axis::tp], tensor_ranks_,
-                                 parts_of_buckets(run.zero, data_ranks_), run.bucket_bytes)),
-        data_rank_(where[Axis::dp]),
+        buckets_(lay_out_buckets(table, blocks_of_rank(layout, pipeline_rank_),
+                                 parameter_cut(run.grid, where, run.zero), run.bucket_bytes)),
+        where_(where),
         boundary_(trace.layers.front().output_bytes),
         loss_(bytes_of(run.micro_batch, DType::float64)),
         account_(kept) {
@@ -155,9 +154,13 @@ class RankWalk {
     return nullptr;
   }
 
+  int copies_of(const BucketLayout& bucket) const {
+    return bucket.experts ? run_.grid.degree(Axis::dp) : run_.grid.data_degree();
+  }
+
   // What a bucket's reduction holds beside the gradients themselves (GradientReduction::start).
   std::int64_t message_bytes(const BucketLayout& bucket) const {
-    if (data_ranks_ == 1 && run_.zero < 2) return 0;
+    if (copies_of(bucket) == 1 && run_.zero < 2) return 0;
     const bool rounds = run_.reduce_dtype != DType::float32;
     std::int64_t bytes = rounds ? bytes_of(bucket.elements, run_.reduce_dtype) : 0;
     if (run_.zero >= 2 || (rounds && run_.zero == 1)) bytes += bytes_of(bucket.part_elements(), run_.reduce_dtype);
@@ -231,11 +234,11 @@ class RankWalk {
     if (stage.last) account_.add(Category::activations, loss_);
   }
 
-  // A stage's gradients and their messages exist from its weight gradients to their reduction.
+  // A stage's whole gradients and their messages exist from its weight gradients to their reduction.
   void acquire(int number) {
     const StageUse& stage = stages_.at(number);
     if (run_.zero < 2) return;
-    account_.add(Category::gradients, stage.whole_gradients);
+    account_.add(Category::communication, stage.whole_gradients);
     account_.add(Category::communication, stage.reduction);
   }
 
@@ -250,7 +253,7 @@ class RankWalk {
         }
         account_.raise({.communication = widest}, widest);
       }
-      account_.add(Category::gradients, -stage.whole_gradients);
+      account_.add(Category::communication, -stage.whole_gradients);
       account_.add(Category::communication, -stage.reduction);
       return;
     }
@@ -289,7 +292,8 @@ class RankWalk {
 
   // How many of these elements of the bucket lie in the part that this rank owns.
   std::int64_t owned(const BucketLayout& bucket, std::int64_t begin, std::int64_t count) const {
-    const std::int64_t part = bucket.parts > 1 ? data_rank_ : 0;
+    const int copy = bucket.experts ? where_[Axis::dp] : run_.grid.data_rank(where_);
+    const std::int64_t part = bucket.parts > 1 ? copy : 0;
     const std::int64_t first = std::max(begin, part * bucket.part_elements());
     const std::int64_t end = std::min(begin + count, (part + 1) * bucket.part_elements());
     return std::max<std::int64_t>(0, end - first);
@@ -299,11 +303,10 @@ class RankWalk {
   const std::vector<Action>& row_;
   std::vector<int> rank_of_stage_;
   int pipeline_rank_;
-  int data_ranks_;
   int tensor_ranks_;
   std::int64_t under_way_;
   std::vector<BucketLayout> buckets_;
-  int data_rank_;
+  Coordinate where_;
   std::int64_t boundary_;
   std::int64_t loss_;
   Account account_;
@@ -360,11 +363,11 @@ std::vector<MemoryUse> predict_memory(const RunConfig& run, const ModelConfig& m
   for (int rank = 0; rank < run.grid.degree(Axis::tp); ++rank) {
     traces.push_back(trace_model(model, trace_options(run, rank)));
   }
-  std::map<std::array<int, 3>, MemoryUse> known;  // by pp, tp and dp coordinate
+  std::map<std::array<int, 3>, MemoryUse> known;  // by pp and tp coordinate and copy
   std::vector<MemoryUse> ranks;
   for (int rank = 0; rank < run.grid.world(); ++rank) {
     const Coordinate where = run.grid.coordinate(rank);
-    const auto [found, is_new] = known.try_emplace({where[Axis::pp], where[Axis::tp], where[Axis::dp]});
+    const auto [found, is_new] = known.try_emplace({where[Axis::pp], where[Axis::tp], run.grid.data_rank(where)});
     if (is_new) {
       const ModelTrace& trace = traces[at(where[Axis::tp])];
       const std::int64_t messages = under_way[at(where[Axis::pp])] * trace.layers.front().output_bytes;

@@ -330,6 +330,7 @@ class Step {
     return (end + gathers + stack_.step_seconds) * (1 + stack_.jitter * std::log2(nodes));
   }
 
+  // Without a barrier at the end only a rank's own work is sure.
   // A rank starts when a micro-batch has come to its first stage, and then has all its work to do. Where B is whole and
   // stages go round the ranks, its last B goes on to the first stage, through as many stages as it came.
   double least_end(int rank, const ScheduleShape& shape) const {
@@ -350,6 +351,7 @@ class Step {
         after += price.backward.total();
       }
     }
+    if (!stack_.step_barrier) return run_.micro_batches() * work;
     const double own = before + run_.micro_batches() * work;
     return rank_of_stage_.front() != rank && !shape.split ? std::max(own, own + after - slack_of(rank)) : own;
   }
@@ -382,7 +384,9 @@ class Step {
     double end = 0;
     double gathers = 0;
     for (int rank = 0; rank < ranks; ++rank) {
-      const double own = simulation.spans[at(rank)].empty() ? 0 : simulation.spans[at(rank)].back().end;
+      const double last = simulation.spans[at(rank)].empty() ? 0 : simulation.spans[at(rank)].back().end;
+      const double span = simulation.busy[at(rank)] + simulation.idle_in_span[at(rank)];
+      const double own = stack_.step_barrier ? last : span;
       end = std::max(end, own + tail_reduction(rank) + optimizer_seconds(rank));
       gathers = std::max(gathers, gather(rank));
     }

@@ -107,16 +107,24 @@ class Search {
           reject(kStages);
           continue;
         }
-        grids(tp, pp, request_.gpus / tp / pp);
+        const int copies = request_.gpus / tp / pp;
+        for (const int ep : divisors(copies)) {
+          if (ep > 1 && (model_.experts == 0 || ep > request_.largest_ep)) break;
+          if (ep > 1 && model_.experts % ep != 0) {
+            reject(kExpertSplit);
+          } else {
+            grids(tp, pp, ep, copies / ep);
+          }
+        }
       }
     }
   }
 
-  void grids(int tp, int pp, int dp) {
-    if (request_.global_batch % dp != 0) return reject(kBatch);
-    for (const Grid& grid : placements(tp, pp, dp)) {
+  void grids(int tp, int pp, int ep, int dp) {
+    if (request_.global_batch % (ep * dp) != 0) return reject(kBatch);
+    for (const Grid& grid : placements(tp, pp, ep, dp)) {
       for (int micro_batch = 1; micro_batch <= kLargestMicroBatch; micro_batch *= 2) {
-        if (request_.global_batch / dp % micro_batch == 0) {
+        if (request_.global_batch / (ep * dp) % micro_batch == 0) {
           settings(grid, micro_batch);
         } else {
           reject(kBatch);
@@ -125,17 +133,21 @@ class Search {
     }
   }
 
-  // One grid for each way its groups can lie on the cluster: other orders of the axes are the same.
-  std::vector<Grid> placements(int tp, int pp, int dp) const {
+  // One grid for each way its groups can lie on the cluster: other orders of the axes are the same. Expert groups,
+  // whose messages are the larger ones, lie inside those of data parallelism.
+  std::vector<Grid> placements(int tp, int pp, int ep, int dp) const {
     std::vector<Axis> axes = {Axis::tp, Axis::dp, Axis::pp};
     std::sort(axes.begin(), axes.end());
     std::vector<Grid> grids;
     std::set<std::vector<int>> seen;
     do {
-      const std::string order = fmt::format("{}-cp-ep-{}-{}", name_of(axes[0]), name_of(axes[1]), name_of(axes[2]));
-      const Grid grid({{tp, 1, 1, dp, pp}}, order);
+      std::string order;
+      for (const Axis axis : axes) {
+        order += (order.empty() ? "" : "-") + std::string(axis == Axis::dp ? "cp-ep-" : "") + name_of(axis);
+      }
+      const Grid grid({{tp, 1, ep, dp, pp}}, order);
       std::vector<int> lie;
-      for (const Axis axis : {Axis::tp, Axis::dp, Axis::pp}) {
+      for (const Axis axis : kAxes) {
         const GroupPlacement group = place_group(cluster_, grid, {axis});
         lie.insert(lie.end(), group.inside.begin(), group.inside.end());
       }
@@ -178,7 +190,7 @@ class Search {
       run.virtual_stages = pipeline.virtual_stages;
       for (const int zero : request_.zero_stages) {
         // Nothing to shard; or another framework has no such combination.
-        if (zero > 0 && grid.degree(Axis::dp) == 1) continue;
+        if (zero > 0 && grid.data_degree() == 1) continue;
         if (pp > 1 && zero > request_.largest_zero_with_pipeline) continue;
         run.zero = zero;
         recomputations(run, tp > 1 && request_.seq_len % tp == 0);

@@ -128,6 +128,49 @@ void split_block(TracedBlock& block, int cp) {
   }
 }
 
+// The pass as it is where all logits are made at once: kernels that do the same to chunks of the tokens become one.
+TracedPass without_chunks(const TracedPass& pass) {
+  TracedPass whole = pass;
+  whole.events.clear();
+  const auto same_work = [](const TracedKernel& a, const TracedKernel& b) {
+    if (a.kind != b.kind || a.name != b.name || a.phase != b.phase || a.n != b.n) return false;
+    return a.phase == TracedPhase::weight_gradient ? a.m == b.m : a.k == b.k;
+  };
+  for (const TracedEvent& event : pass.events) {
+    const auto* kernel = std::get_if<TracedKernel>(&event);
+    const auto same = [&](TracedEvent& other) {
+      if (const auto* theirs = std::get_if<TracedKernel>(&other))
+        return kernel != nullptr && same_work(*theirs, *kernel);
+      if (kernel != nullptr) return false;
+      const auto& ours = std::get<TracedCommunication>(event);
+      const auto& message = std::get<TracedCommunication>(other);
+      return message.axis == ours.axis && message.operation == ours.operation && message.phase == ours.phase;
+    };
+    const auto found = std::find_if(whole.events.begin(), whole.events.end(), same);
+    if (found == whole.events.end()) {
+      whole.events.push_back(event);
+    } else if (kernel == nullptr) {
+      std::get<TracedCommunication>(*found).bytes += std::get<TracedCommunication>(event).bytes;
+    } else {
+      auto& sum = std::get<TracedKernel>(*found);
+      (kernel->phase == TracedPhase::weight_gradient ? sum.k : sum.m) +=
+          kernel->phase == TracedPhase::weight_gradient ? kernel->k : kernel->m;
+      sum.flops += kernel->flops;
+      sum.bytes_read += kernel->bytes_read;
+      sum.bytes_written += kernel->bytes_written;
+    }
+  }
+  return whole;
+}
+
+TracedBlock without_chunks(const TracedBlock& head) {
+  TracedBlock whole = head;
+  for (TracedPass* pass : {&whole.forward, &whole.backward, &whole.input_gradient, &whole.weight_gradient}) {
+    *pass = without_chunks(*pass);
+  }
+  return whole;
+}
+
 }  // namespace
 
 ActionCost& ActionCost::operator+=(const ActionCost& other) {
@@ -173,8 +216,9 @@ ModelPrice price_model(const Cluster& cluster, const RunConfig& run, const Model
   ModelPrice price;
   price.embedding = pricer.price(trace.embedding);
   for (const TracedBlock& layer : trace.layers) price.layers.push_back(pricer.price(layer));
-  price.head = pricer.price(trace.head);
-  if (cluster.stack.logits_bytes > 0) {
+  const bool at_once = cluster.stack.logits_bytes > 0;
+  price.head = pricer.price(at_once ? without_chunks(trace.head) : trace.head);
+  if (at_once) {
     const double logits = static_cast<double>(run.micro_batch) * run.seq_len / run.grid.degree(Axis::cp) *
                           static_cast<double>(model.vocab) / run.grid.degree(Axis::tp);
     price.head.bytes.temporary = cluster.stack.logits_bytes * logits;

@@ -15,8 +15,9 @@ class Tracer {
           if (events_) events_->push_back(kernel);
         })),
         tensor_(communicator(Axis::tp, options.tp_rank, options.tp)),
+        experts_(communicator(Axis::ep, 0, options.ep)),
         data_(communicator(Axis::dp, 0, 1)),
-        probe_(device_, *tensor_, *data_, kinds, options, [this](auto* events) { events_ = events; }) {}
+        probe_(device_, *tensor_, *experts_, *data_, kinds, options, [this](auto* events) { events_ = events; }) {}
 
   TracedBlock block(std::size_t number) { return probe_.run(number); }
 
@@ -32,6 +33,7 @@ class Tracer {
   std::vector<TracedEvent>* events_ = nullptr;  // null: nothing is recorded
   Device device_;
   std::unique_ptr<Communicator> tensor_;
+  std::unique_ptr<Communicator> experts_;
   std::unique_ptr<Communicator> data_;
   BlockProbe probe_;
 };

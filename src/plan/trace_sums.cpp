@@ -6,6 +6,7 @@
 namespace cuboid {
 
 int ModelTrace::kind_of_layer(int layer) const {
+  if (layers.size() == 1 && layer >= 0 && layer < layers.front().repeat) return 0;
   for (std::size_t kind = 0; kind < layers.size(); ++kind) {
     // A kind's layers ascend.
     if (std::binary_search(layers[kind].layers.begin(), layers[kind].layers.end(), layer)) {

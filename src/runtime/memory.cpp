@@ -6,6 +6,11 @@
 #include <new>
 #include <vector>
 
+#include <fmt/format.h>
+
+#include "cuboid/core/units.h"
+#include "cuboid/runtime/memory_table.h"
+
 #include "capacity.h"
 
 namespace cuboid {
@@ -79,10 +84,46 @@ const char* name_of(Category category) {
   return kNames[static_cast<std::size_t>(category)];
 }
 
+bool MemoryLimit::take(std::int64_t bytes) {
+  if (taken_.fetch_add(bytes, std::memory_order_relaxed) + bytes <= bytes_) return true;
+  give(bytes);
+  return false;
+}
+
+void MemoryAccount::set_limit(std::shared_ptr<MemoryLimit> limit) {
+  CUBOID_CHECK(!limit_, "the account has a limit");
+  if (!limit->take(live_total_)) {
+    throw MemoryExceeded(fmt::format("{}: is already passed\n{}", limit->source(), memory_table({{"held", live()}})));
+  }
+  limit_ = std::move(limit);
+}
+
 void MemoryAccount::add(Category category, std::int64_t bytes) {
+  if (limit_ && !limit_->take(bytes)) {
+    throw MemoryExceeded(fmt::format("{}: {} more for {} do not fit\n{}", limit_->source(),
+                                     human_bytes(static_cast<std::uint64_t>(bytes)), name_of(category),
+                                     memory_table({{"held", live()}, {"peak", peaks()}})));
+  }
   const auto i = static_cast<std::size_t>(category);
   raise(peak_[i], live_[i].fetch_add(bytes, std::memory_order_relaxed) + bytes);
   raise(peak_total_, live_total_.fetch_add(bytes, std::memory_order_relaxed) + bytes);
+}
+
+void MemoryAccount::subtract(Category category, std::int64_t bytes) {
+  live_[static_cast<std::size_t>(category)].fetch_sub(bytes, std::memory_order_relaxed);
+  live_total_.fetch_sub(bytes, std::memory_order_relaxed);
+  if (limit_) limit_->give(bytes);
+}
+
+MemoryUse MemoryAccount::live() const {
+  MemoryUse use{.total = live_total_};
+  for (std::size_t i = 0; i < kCategoryCount; ++i) use.bytes[i] = live_[i];
+  return use;
+}
+MemoryUse MemoryAccount::peaks() const {
+  MemoryUse use{.total = peak_total_};
+  for (std::size_t i = 0; i < kCategoryCount; ++i) use.bytes[i] = peak_[i];
+  return use;
 }
 
 void MemoryAccount::reset_peaks() {
@@ -99,25 +140,28 @@ std::int64_t MemoryAccount::peak(Category category) const {
 
 Buffer::Buffer(std::shared_ptr<MemorySource> memory, std::shared_ptr<MemoryAccount> account, Category category,
                std::size_t bytes)
-    : memory_(std::move(memory)),
-      account_(std::move(account)),
-      category_(category),
-      bytes_(bytes),
-      data_(memory_->allocate(bytes_)) {
+    : memory_(std::move(memory)), account_(std::move(account)), category_(category), bytes_(bytes), data_(nullptr) {
   account_->add(category_, static_cast<std::int64_t>(bytes_));
+  try {
+    data_ = memory_->allocate(bytes_);
+  } catch (...) {
+    account_->subtract(category_, static_cast<std::int64_t>(bytes_));
+    throw;
+  }
 }
 
 Buffer::~Buffer() {
-  account_->add(category_, -static_cast<std::int64_t>(bytes_));
+  account_->subtract(category_, static_cast<std::int64_t>(bytes_));
   memory_->release(data_, bytes_);
 }
 
 void Buffer::rehome(std::shared_ptr<MemorySource> memory, std::shared_ptr<MemoryAccount> account, Category category) {
+  const auto bytes = static_cast<std::int64_t>(bytes_);
+  account->add(category, bytes);
+  account_->subtract(category_, bytes);
   memory_ = std::move(memory);
-  account_->add(category_, -static_cast<std::int64_t>(bytes_));
   account_ = std::move(account);
   category_ = category;
-  account_->add(category_, static_cast<std::int64_t>(bytes_));
 }
 
 }  // namespace cuboid

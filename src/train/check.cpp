@@ -41,23 +41,41 @@ void check_tensor_degree(const ModelConfig& model, const RunConfig& run, Problem
   for (const auto& fault : faults) problems.add(fmt::format("--tp {}: {}; use {}", tp, fault, usable));
 }
 
+// Experts and what belongs to them: none of it is ignored on a model that has none.
+void check_experts(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+  const int ep = run.grid.degree(Axis::ep);
+  if (model.experts > 0) {
+    if (model.experts % ep == 0) return;
+    const auto degrees = usable_expert_degrees(model);
+    problems.add(fmt::format("--ep {}: {} experts cannot be split over {} ranks; use {}", ep, model.experts, ep,
+                             alternatives({degrees.begin(), degrees.end()})));
+    return;
+  }
+  problems.add_if(ep > 1, fmt::format("--ep {}: a {} has no experts to split; use 1, or --dp for more data ranks", ep,
+                                      model.family));
+  const auto no_router = [&](const char* flag, double value) {
+    problems.add_if(value != 0, fmt::format("--{} {}: a {} has no router", flag, exact(value), model.family));
+  };
+  no_router("router-aux-loss", run.router_aux_loss);
+  no_router("router-z-loss", run.router_z_loss);
+}
+
 void check_axes_of_this_version(const RunConfig& run, Problems& problems) {
   if (const int cp = run.grid.degree(Axis::cp); cp > 1) {
     problems.add(fmt::format("--cp {}: this version has no context parallelism; use 1", cp));
   }
-  if (const int ep = run.grid.degree(Axis::ep); ep > 1) {
-    problems.add(fmt::format("--ep {}: this version has no expert parallelism; use 1", ep));
-  }
   if (run.grid.world() > kMostRanksPerProcess) {
-    problems.add(fmt::format("the grid has {} ranks (--tp {} x --pp {} x --dp {}); one process runs at most {}",
+    const int ep = run.grid.degree(Axis::ep);
+    problems.add(fmt::format("the grid has {} ranks (--tp {} x --pp {} x --dp {}{}); one process runs at most {}",
                              run.grid.world(), run.grid.degree(Axis::tp), run.grid.degree(Axis::pp),
-                             run.grid.degree(Axis::dp), kMostRanksPerProcess));
+                             run.grid.degree(Axis::dp), ep > 1 ? fmt::format(" x --ep {}", ep) : "",
+                             kMostRanksPerProcess));
   }
 }
 
 bool batch_divides(const RunConfig& run) {
   return run.micro_batch >= 1 && run.global_batch >= 1 &&
-         run.global_batch % (std::int64_t{run.grid.degree(Axis::dp)} * run.micro_batch) == 0;
+         run.global_batch % (std::int64_t{run.grid.data_degree()} * run.micro_batch) == 0;
 }
 
 // Whether the schedule exists for this run; its number of stages, or that of the ranks if it does not.
@@ -73,7 +91,7 @@ int check_schedule(const RunConfig& run, Problems& problems) {
   RunConfig asked = run;
   if (!batch_divides(run)) {  // reported elsewhere: any number of micro-batches serves to check the rest
     asked.micro_batch = 1;
-    asked.global_batch = run.grid.degree(Axis::dp) * 2 * run.grid.degree(Axis::pp);
+    asked.global_batch = run.grid.data_degree() * 2 * run.grid.degree(Axis::pp);
   }
   try {
     return stages_of(asked);
@@ -124,15 +142,16 @@ void check_batch(const RunConfig& run, Problems& problems) {
   problems.add_if(run.micro_batch < 1, fmt::format("--micro-batch {}: must be at least 1", run.micro_batch));
   problems.add_if(run.global_batch < 1, fmt::format("--global-batch {}: must be at least 1", run.global_batch));
   if (run.micro_batch < 1 || run.global_batch < 1) return;
-  const int dp = run.grid.degree(Axis::dp);
-  const std::int64_t unit = std::int64_t{dp} * run.micro_batch;
+  const int ep = run.grid.degree(Axis::ep);
+  const std::int64_t unit = std::int64_t{run.grid.data_degree()} * run.micro_batch;
   if (batch_divides(run)) return;
   const std::int64_t below = run.global_batch / unit * unit;
   std::vector<std::int64_t> near;
   if (below > 0) near.push_back(below);
   near.push_back(below + unit);
-  problems.add(fmt::format("--global-batch {}: must be a multiple of --dp {} x --micro-batch {} = {}; use {}",
-                           run.global_batch, dp, run.micro_batch, unit, alternatives(near)));
+  problems.add(fmt::format("--global-batch {}: must be a multiple of --dp {}{} x --micro-batch {} = {}; use {}",
+                           run.global_batch, run.grid.degree(Axis::dp), ep > 1 ? fmt::format(" x --ep {}", ep) : "",
+                           run.micro_batch, unit, alternatives(near)));
 }
 
 struct Interval {
@@ -158,6 +177,8 @@ void check_optimizer(const RunConfig& run, Problems& problems) {
   const OptimizerConfig& o = run.optimizer;
   const Interval probability{.least = 0, .most = 1, .open_above = true};
   check_interval("--dropout", run.dropout, probability, problems);
+  check_interval("--router-aux-loss", run.router_aux_loss, {}, problems);
+  check_interval("--router-z-loss", run.router_z_loss, {}, problems);
   check_interval("--lr", o.lr, {}, problems);
   check_interval("--min-lr", o.min_lr, {}, problems);
   check_interval("--weight-decay", o.weight_decay, {}, problems);
@@ -229,7 +250,20 @@ void check_settings(const RunConfig& run, Problems& problems) {
 void check_split(const ModelConfig& model, const RunConfig& run, Problems& problems) {
   Problems elsewhere;  // the schedule's own faults are reported by check_settings
   check_tensor_degree(model, run, problems);
+  check_experts(model, run, problems);
   check_stages(model, run, check_schedule(run, elsewhere), problems);
+}
+
+void check_layout(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+  check_split(model, run, problems);
+  check_schedule(run, problems);
+  check_positions(model, run, problems);
+  const int cp = run.grid.degree(Axis::cp);
+  problems.add_if(run.seq_len % cp != 0,
+                  fmt::format("--seq-len {}: --cp splits it over {} ranks; use a multiple of {}", run.seq_len, cp, cp));
+  check_sequence(run, problems);
+  check_batch(run, problems);
+  check_types(run, problems);
 }
 
 void check_run(const ModelConfig& model, const RunConfig& run, Problems& problems) {

@@ -190,14 +190,17 @@ void load_checkpoint(const Checkpoint& checkpoint, ParameterStore& store, Optimi
 
 OwnSlices slices_to_write(const ParameterStore& store, const Optimizer& optimizer) {
   OwnSlices made;
-  std::map<const Buffer*, Tensor> here;  // a bucket's numbers in host memory, for all parameters in it
-  const bool alike = !store.sharded();
-  Dealer dealer(alike ? store.data().size() : 1, alike ? store.data().rank() : 0);
+  std::map<const Buffer*, Tensor> here;           // a bucket's numbers in host memory, for all parameters in it
+  std::map<const Communicator*, Dealer> dealers;  // of parameters with whole copies on a group's ranks
   for (const Parameter* p : store.all()) {
     const ParameterInfo& info = *p->info;
     if (!info.tied_with.empty()) continue;
     const OwnedStretch own = store.owned(*p);
-    if (!dealer.mine(shard_shape(info, store.tp_rank(), store.tp_size()).elements())) continue;
+    if (const ParameterBucket& bucket = store.bucket_of(*p); bucket.layout.parts == 1) {
+      Communicator& copies = *bucket.copies;
+      Dealer& dealer = dealers.try_emplace(&copies, copies.size(), copies.rank()).first->second;
+      if (!dealer.mine(own.count)) continue;
+    }
     std::vector<Run> runs = runs_between(store, info, own.begin, own.begin + own.count);
     std::erase_if(runs, [&](const Run& r) { return !counts_piece(info, r.piece, store.tp_rank(), store.tp_size()); });
     const ParameterBucket& bucket = store.bucket_of(*p);

@@ -1,5 +1,7 @@
 #include "model_stage.h"
 
+#include "cuboid/train/pipeline_plan.h"
+
 namespace cuboid {
 
 std::vector<StageSpan> stage_spans(const std::vector<int>& stage_layers) {
@@ -15,6 +17,15 @@ std::vector<StageSpan> stage_spans(const std::vector<int>& stage_layers) {
 
 StageBlocks stage_blocks(const StageSpan& span) {
   return {span.stage, span.first ? 0 : span.first_layer + 1, span.first_layer + span.layers + (span.last ? 2 : 1)};
+}
+
+std::vector<StageBlocks> blocks_of_rank(const PipelineLayout& layout, int pipeline_rank) {
+  const std::vector<int> rank_of_stage = layout.training.rank_of_stage();
+  std::vector<StageBlocks> blocks;
+  for (const StageSpan& span : stage_spans(layout.stage_layers)) {
+    if (rank_of_stage[static_cast<std::size_t>(span.stage)] == pipeline_rank) blocks.push_back(stage_blocks(span));
+  }
+  return blocks;
 }
 
 Tensor gather_vocabulary(const Device& device, const TensorParallel& tp, std::int64_t vocab, const Tensor& logits) {
@@ -35,7 +46,7 @@ Tensor gather_vocabulary(const Device& device, const TensorParallel& tp, std::in
 }
 
 ModelStage::ModelStage(const Device& device, const ModelConfig& config, const TensorParallel& tp, ParameterStore& store,
-                       const StageSpan& span, std::int64_t seq_len, Recompute recompute)
+                       const StageSpan& span, std::int64_t seq_len, Recompute recompute, const ExpertParallel& experts)
     : device_(device),
       config_(config),
       model_(model_of(config)),
@@ -44,7 +55,8 @@ ModelStage::ModelStage(const Device& device, const ModelConfig& config, const Te
       span_(span),
       reduction_(device, store, span.stage),
       seq_len_(seq_len),
-      recompute_(recompute) {}
+      recompute_(recompute),
+      experts_(experts) {}
 
 void ModelStage::begin(const std::vector<MicroBatch>& batch, const StepIdentity& identity, double factor,
                        Tape::Mode mode) {
@@ -56,6 +68,18 @@ void ModelStage::begin(const std::vector<MicroBatch>& batch, const StepIdentity&
   runs_.clear();
   runs_.resize(batch.size());
   losses_.assign(batch.size(), Tensor());
+  routed_.assign(batch.size(), {});
+}
+
+Forward ModelStage::forward_on(Tape& tape, int micro_batch) {
+  const MicroBatch& data = (*batch_)[static_cast<std::size_t>(micro_batch)];
+  std::function<void(int, RouterReport)> on_routed;
+  if (mode_ == Tape::Mode::record) {
+    on_routed = [this, micro_batch](int layer, RouterReport report) {
+      routed_[static_cast<std::size_t>(micro_batch)][layer] = std::move(report);
+    };
+  }
+  return {tape, config_, tp_, store_, identity_, data.first_sample, seq_len_, rope_, experts_, std::move(on_routed)};
 }
 
 Tensor ModelStage::forward(int micro_batch, Tensor input) {
@@ -66,7 +90,7 @@ Tensor ModelStage::forward(int micro_batch, Tensor input) {
   store_.await_values(span_.stage);
   tape.observe([this](Parameter& p) { reduction_.ready(p, weights_done_ + 1 == static_cast<int>(runs_.size())); },
                [this](Parameter& p) { store_.acquire_gradient(p); });
-  Forward f(tape, config_, tp_, store_, identity_, data.first_sample, seq_len_, rope_);
+  Forward f = forward_on(tape, micro_batch);
   Var x;
   if (span_.first) {
     x = model_.embed(f, data.tokens);
@@ -74,7 +98,7 @@ Tensor ModelStage::forward(int micro_batch, Tensor input) {
     x = tape.input(std::move(input));
     run.input = x.slot();
   }
-  for (int i = 0; i < span_.layers; ++i) x = run_layer(f, span_.first_layer + i, x, data.first_sample);
+  for (int i = 0; i < span_.layers; ++i) x = run_layer(f, span_.first_layer + i, x, micro_batch);
   if (span_.last) {
     x = model_.final_norm(f, x);
     Parameter& output = f["head.weight"];
@@ -98,10 +122,10 @@ Tensor ModelStage::forward(int micro_batch, Tensor input) {
   return output;
 }
 
-Var ModelStage::run_layer(Forward& f, int layer, const Var& x, std::int64_t first_sample) {
+Var ModelStage::run_layer(Forward& f, int layer, const Var& x, int micro_batch) {
   if (recompute_ != Recompute::full || mode_ != Tape::Mode::record) return model_.layer(f, layer, x);
-  return ops::recompute(f.tape, x, [this, layer, first_sample, identity = identity_](Tape& tape, const Var& input) {
-    Forward again(tape, config_, tp_, store_, identity, first_sample, seq_len_, rope_);
+  return ops::recompute(f.tape, x, [this, layer, micro_batch](Tape& tape, const Var& input) {
+    Forward again = forward_on(tape, micro_batch);
     return model_.layer(again, layer, input);
   });
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -37,10 +38,14 @@ std::vector<StageSpan> stage_spans(const std::vector<int>& stage_layers);
 /// Blocks [begin, end) of a stage: 0 is the embedding, layer i is block i + 1, the head follows the last layer.
 StageBlocks stage_blocks(const StageSpan& span);
 
+struct PipelineLayout;
+/// Blocks of each stage that a pipeline rank runs.
+std::vector<StageBlocks> blocks_of_rank(const PipelineLayout& layout, int pipeline_rank);
+
 class ModelStage final : public Stage {
  public:
   ModelStage(const Device& device, const ModelConfig& config, const TensorParallel& tp, ParameterStore& store,
-             const StageSpan& span, std::int64_t seq_len, Recompute recompute);
+             const StageSpan& span, std::int64_t seq_len, Recompute recompute, const ExpertParallel& experts = {});
 
   /// What the coming micro-batches are. `factor`: 1 / unmasked targets of the global batch.
   void begin(const std::vector<MicroBatch>& batch, const StepIdentity& identity, double factor, Tape::Mode mode);
@@ -53,6 +58,10 @@ class ModelStage final : public Stage {
   void unshard() override { store_.unshard(span_.stage); }
   void reshard() override { store_.reshard(span_.stage); }
 
+  /// What the routers of the stage's layers did with a micro-batch that has run forward in training.
+  const std::map<int, RouterReport>& routed(int micro_batch) const {
+    return routed_[static_cast<std::size_t>(micro_batch)];
+  }
   bool last() const { return span_.last; }
   /// Last stage: loss sums (B) float64 of a micro-batch that has run forward.
   const Tensor& losses(int micro_batch) const { return losses_[static_cast<std::size_t>(micro_batch)]; }
@@ -66,7 +75,8 @@ class ModelStage final : public Stage {
     Slot input, output;
   };
   Run& run_of(int micro_batch) { return runs_[static_cast<std::size_t>(micro_batch)]; }
-  Var run_layer(Forward& f, int layer, const Var& x, std::int64_t first_sample);
+  Forward forward_on(Tape& tape, int micro_batch);
+  Var run_layer(Forward& f, int layer, const Var& x, int micro_batch);
   Tensor seed(Tensor gradient) const;
 
   Device device_;
@@ -78,6 +88,7 @@ class ModelStage final : public Stage {
   GradientReduction reduction_;
   std::int64_t seq_len_;
   Recompute recompute_;
+  ExpertParallel experts_;
   ops::RopeTables rope_;
 
   const std::vector<MicroBatch>* batch_ = nullptr;
@@ -87,6 +98,7 @@ class ModelStage final : public Stage {
   std::vector<Run> runs_;
   int weights_done_ = 0;  // micro-batches whose weight gradients have been added
   std::vector<Tensor> losses_;
+  std::vector<std::map<int, RouterReport>> routed_;  // by micro-batch and layer
   bool keep_logits_ = false;
   Tensor logits_;
 };

@@ -49,9 +49,11 @@ void Optimizer::update(const Moments& state, const Parameter& parameter, double 
   if (own.count == 0) return;
   const Tensor gradient = state.bucket->gradient_shard.narrow(own.at, own.count);
   const Tensor weight = state.bucket->master.narrow(own.at, own.count);
+  const bool apart = state.bucket->master.dtype() != state.bucket->value_shard.dtype();
+  const Tensor rounded = apart ? state.bucket->value_shard.narrow(own.at, own.count) : Tensor();
   const double decay = parameter.info->decay ? config_.weight_decay : 0;
   if (config_.kind == OptimizerKind::sgd) {
-    kernels::sgd(device_, lr, decay, gradient_scale, gradient, weight);
+    kernels::sgd(device_, lr, decay, gradient_scale, gradient, weight, rounded);
     return;
   }
   const kernels::AdamW options{.lr = lr,
@@ -63,7 +65,7 @@ void Optimizer::update(const Moments& state, const Parameter& parameter, double 
                                .bias_correction2 = 1 - std::pow(config_.beta2, steps_),
                                .gradient_scale = gradient_scale};
   kernels::adamw(device_, options, gradient, weight, state.m.narrow(own.at, own.count),
-                 state.v.narrow(own.at, own.count));
+                 state.v.narrow(own.at, own.count), rounded);
 }
 
 }  // namespace cuboid

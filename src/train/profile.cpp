@@ -1,4 +1,6 @@
 // The short profile that tells what a model's blocks cost on this machine.
+#include "profile.h"
+
 #include <algorithm>
 #include <chrono>
 #include <limits>
@@ -147,34 +149,30 @@ class BlockProfile {
   std::vector<MicroBatch> batch_;
 };
 
-// Half of the shortest exchange of a stage boundary between two threads.
-double measured_transfer(const RunConfig& run, const ModelConfig& model) {
+// Half of the shortest exchange of a stage boundary between ranks 0 and 1: known to rank 0.
+double measured_transfer(RankContext& context, const RunConfig& run, const ModelConfig& model) {
   const int tp = run.grid.degree(Axis::tp);
   const Shape boundary = {run.sequence_parallel ? run.seq_len / tp : run.seq_len, run.micro_batch, model.hidden};
+  Communicator& world = *context.world;
   double shortest = kNever;
-  run_ranks(2,
-            [&](RankContext& context) {
-              Communicator& world = *context.world;
-              const int other = 1 - context.rank;
-              Tensor message = context.rank == 0 ? context.device.zeros(boundary, run.dtype) : Tensor();
-              for (int i = 0; i < kExchanges; ++i) {
-                const Clock::time_point begin = Clock::now();
-                if (context.rank == 0) world.send(std::move(message), other, i).wait();
-                message = world.recv(boundary, run.dtype, other, i).wait();
-                if (context.rank == 0) {
-                  shortest = std::min(shortest, seconds_since(begin) / 2);
-                } else {
-                  world.send(std::move(message), other, i).wait();
-                }
-              }
-            },
-            {.deadline = run.deadline});
+  if (context.rank > 1) return shortest;
+  const int other = 1 - context.rank;
+  Tensor message = context.rank == 0 ? context.device.zeros(boundary, run.dtype) : Tensor();
+  for (int i = 0; i < kExchanges; ++i) {
+    const Clock::time_point begin = Clock::now();
+    if (context.rank == 0) world.send(std::move(message), other, i).wait();
+    message = world.recv(boundary, run.dtype, other, i).wait();
+    if (context.rank == 0) {
+      shortest = std::min(shortest, seconds_since(begin) / 2);
+    } else {
+      world.send(std::move(message), other, i).wait();
+    }
+  }
   return shortest;
 }
 
-}  // namespace
-
-BlockCosts measured_block_costs(const RunConfig& run, const ModelConfig& model) {
+// Costs of the blocks alone, on one tensor-parallel group of threads.
+BlockCosts measured_blocks(const RunConfig& run, const ModelConfig& model) {
   BlockCosts costs;
   run_ranks(run.grid.degree(Axis::tp),
             [&](RankContext& context) {
@@ -182,7 +180,53 @@ BlockCosts measured_block_costs(const RunConfig& run, const ModelConfig& model) 
               if (context.rank == 0) costs = measured;
             },
             {.deadline = run.deadline, .threads_per_rank = run.threads_per_rank});
-  if (run.grid.degree(Axis::pp) > 1) costs.transfer = measured_transfer(run, model);
+  return costs;
+}
+
+// All numbers of the costs, for a message. Visits them in one order.
+template <typename Visit>
+void visit_numbers(BlockCosts& costs, Visit visit) {
+  for (StageCosts* stage : {&costs.embedding, &costs.layer, &costs.head}) {
+    for (double* number : {&stage->forward, &stage->backward, &stage->input_gradient, &stage->weight_gradient}) {
+      visit(*number);
+    }
+  }
+  visit(costs.transfer);
+}
+constexpr std::int64_t kNumbers = 13;
+
+}  // namespace
+
+BlockCosts measured_block_costs(const RunConfig& run, const ModelConfig& model) {
+  BlockCosts costs = measured_blocks(run, model);
+  if (run.grid.degree(Axis::pp) == 1) return costs;
+  run_ranks(2,
+            [&](RankContext& context) {
+              const double seconds = measured_transfer(context, run, model);
+              if (context.rank == 0) costs.transfer = seconds;
+            },
+            {.deadline = run.deadline});
+  return costs;
+}
+
+BlockCosts measured_block_costs(const RunConfig& run, const ModelConfig& model, Processes& job) {
+  BlockCosts costs;
+  job.run(job.processes(), 1,
+          [&](RankContext& context) {
+            if (context.rank == 0) costs = measured_blocks(run, model);
+            if (run.grid.degree(Axis::pp) > 1) {
+              const double seconds = measured_transfer(context, run, model);
+              if (context.rank == 0) costs.transfer = seconds;
+            }
+            const Tensor numbers = context.device.zeros({kNumbers}, DType::float64, Category::workspace);
+            double* number = numbers.data<double>();
+            visit_numbers(costs, [&](double& value) { *number++ = value; });
+            context.world->broadcast(numbers, 0).wait();
+            number = numbers.data<double>();
+            visit_numbers(costs, [&](double& value) { value = *number++; });
+            costs.source = Balance::measured;
+          },
+          {.deadline = run.deadline, .threads_per_rank = run.threads_per_rank});
   return costs;
 }
 

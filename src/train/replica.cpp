@@ -7,6 +7,19 @@
 
 namespace cuboid {
 
+namespace {
+
+DataGroups data_groups(const Groups& groups) {
+  Communicator& experts = groups.axis(Axis::ep);
+  return {groups.data(), groups.axis(Axis::dp), experts.rank(), experts.size()};
+}
+
+double micro_batches_of_all(const RunConfig& run) {
+  return static_cast<double>(run.global_batch) / run.micro_batch;
+}
+
+}  // namespace
+
 struct Replica::Batch {
   std::vector<MicroBatch> micro_batches;
   std::int64_t tokens = 0;  // unmasked targets of the global batch
@@ -20,23 +33,22 @@ Replica::Replica(RankContext& context, const RunConfig& run, const ModelConfig& 
       table_(parameters_of(config)),
       groups_(run.grid, *context.world),
       channels_(groups_.axis(Axis::pp), layout.training.rank_of_stage()),
-      tp_{&groups_.axis(Axis::tp), run.sequence_parallel, run.reduce_dtype} {
+      tp_{&groups_.axis(Axis::tp), run.sequence_parallel, run.reduce_dtype},
+      experts_{&groups_.axis(Axis::ep), run.router_aux_loss / micro_batches_of_all(run),
+               run.router_z_loss / micro_batches_of_all(run)} {
   const int pipeline_rank = groups_.at()[Axis::pp];
-  const std::vector<int> rank_of_stage = layout.training.rank_of_stage();
   const std::vector<StageSpan> spans = stage_spans(layout.stage_layers);
-  std::vector<StageBlocks> mine;
-  for (std::size_t s = 0; s < spans.size(); ++s) {
-    if (rank_of_stage[s] == pipeline_rank) mine.push_back(stage_blocks(spans[s]));
-  }
+  const std::vector<StageBlocks> mine = blocks_of_rank(layout, pipeline_rank);
   const ParameterOptions options{
       .dtype = run.dtype, .reduce_dtype = run.reduce_dtype, .zero = run.zero, .bucket_bytes = run.bucket_bytes};
   store_ =
-      std::make_unique<ParameterStore>(device_, table_, mine, tp_.rank(), tp_.size(), groups_.axis(Axis::dp), options);
+      std::make_unique<ParameterStore>(device_, table_, mine, tp_.rank(), tp_.size(), data_groups(groups_), options);
   partial_ = std::make_unique<TensorPartialGradients>(device_, table_, *store_, *tp_.comm, run.sequence_parallel);
   std::map<int, Stage*> stages;
   for (const StageBlocks& blocks : mine) {
     const StageSpan& span = spans[static_cast<std::size_t>(blocks.stage)];
-    stages_.push_back(std::make_unique<ModelStage>(device_, config_, tp_, *store_, span, run.seq_len, run.recompute));
+    stages_.push_back(
+        std::make_unique<ModelStage>(device_, config_, tp_, *store_, span, run.seq_len, run.recompute, experts_));
     stages[blocks.stage] = stages_.back().get();
   }
   const std::int64_t positions = tp_.splits_sequence() ? run.seq_len / tp_.size() : run.seq_len;
@@ -54,7 +66,7 @@ Replica::Batch Replica::read_batch(const SampleReader& read, std::int64_t first_
   std::vector<std::int32_t> targets(static_cast<std::size_t>(length));
   Batch batch;
   // A data-parallel rank takes a contiguous part of the global batch, its micro-batches in ascending order.
-  std::int64_t sample = std::int64_t{groups_.at()[Axis::dp]} * micro_batches() * rows;
+  std::int64_t sample = std::int64_t{groups_.data().rank()} * micro_batches() * rows;
   const Device host = device_.host();
   const Tensor count = host.zeros({1}, DType::int64, Category::workspace);
   for (int m = 0; m < micro_batches(); ++m) {
@@ -76,7 +88,7 @@ Replica::Batch Replica::read_batch(const SampleReader& read, std::int64_t first_
     made.targets = device_.to_device(made.targets);
     batch.micro_batches.push_back(std::move(made));
   }
-  all_reduce_in_place(groups_.axis(Axis::dp), count);
+  all_reduce_in_place(groups_.data(), count);
   batch.tokens = *count.data<std::int64_t>();
   return batch;
 }
@@ -84,7 +96,7 @@ Replica::Batch Replica::read_batch(const SampleReader& read, std::int64_t first_
 BatchLoss Replica::collect_loss(std::int64_t tokens) {
   // One slot a sample of the global batch: owners write, everybody else adds zero, so the sum's order is global.
   const Tensor sums = device_.host().zeros({run_.global_batch}, DType::float64, Category::workspace);
-  const std::int64_t first = std::int64_t{groups_.at()[Axis::dp]} * micro_batches() * run_.micro_batch;
+  const std::int64_t first = std::int64_t{groups_.data().rank()} * micro_batches() * run_.micro_batch;
   for (const auto& stage : stages_) {
     if (!stage->last()) continue;
     for (int m = 0; m < micro_batches(); ++m) {
@@ -93,10 +105,56 @@ BatchLoss Replica::collect_loss(std::int64_t tokens) {
       std::copy(losses, losses + run_.micro_batch, sums.data<double>() + first + std::int64_t{m} * run_.micro_batch);
     }
   }
-  all_reduce_in_place(groups_.axis(Axis::dp), sums);
+  all_reduce_in_place(groups_.data(), sums);
   all_reduce_in_place(groups_.axis(Axis::pp), sums);
   const auto values = sums.span<double>();
   return {std::accumulate(values.begin(), values.end(), 0.0), tokens};
+}
+
+ExpertLoad Replica::collect_expert_load() {
+  if (config_.experts == 0) return {};
+  // A slot for each number of each layer and micro-batch of the global batch: owners write, and sums are added in
+  // global order. A router's choice is the same on all tensor ranks, but for the parts of the sequence with sequence
+  // parallelism: its losses are partial sums there.
+  const std::int64_t all = run_.global_batch / run_.micro_batch;
+  const std::int64_t experts = config_.experts;
+  const std::int64_t slots = config_.layers * all;
+  const Tensor losses = device_.zeros({2, slots}, DType::float64, Category::workspace);
+  const Tensor tokens = device_.zeros({config_.layers, experts}, DType::int64, Category::workspace);
+  for (const auto& stage : stages_) {
+    for (int m = 0; m < micro_batches(); ++m) {
+      for (const auto& [layer, report] : stage->routed(m)) {
+        if (tp_.rank() == 0) {
+          for (std::int64_t e = 0; e < experts; ++e) {
+            tokens.data<std::int64_t>()[layer * experts + e] += report.tokens[static_cast<std::size_t>(e)];
+          }
+        }
+        if (tp_.rank() > 0 && !tp_.splits_sequence()) continue;
+        const std::int64_t slot = layer * all + std::int64_t{groups_.data().rank()} * micro_batches() + m;
+        losses.data<double>()[slot] = report.aux_loss();
+        losses.data<double>()[slots + slot] = report.z_loss();
+      }
+    }
+  }
+  all_reduce_in_place(groups_.world(), losses);
+  all_reduce_in_place(groups_.world(), tokens);
+  ExpertLoad load;
+  const auto mean = [&](std::int64_t first) {
+    const double* begin = losses.data<double>() + first;
+    return std::accumulate(begin, begin + slots, 0.0) / static_cast<double>(all);
+  };
+  load.aux_loss = mean(0);
+  load.z_loss = mean(slots);
+  load.tokens.resize(static_cast<std::size_t>(experts));
+  for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
+    const std::int64_t* row = tokens.data<std::int64_t>() + layer * experts;
+    for (std::int64_t e = 0; e < experts; ++e) load.tokens[static_cast<std::size_t>(e)] += row[e];
+    const double share =
+        static_cast<double>(std::accumulate(row, row + experts, std::int64_t{0})) / static_cast<double>(experts);
+    load.max_over_mean =
+        std::max(load.max_over_mean, static_cast<double>(*std::max_element(row, row + experts)) / share);
+  }
+  return load;
 }
 
 BatchLoss Replica::train_batch(const SampleReader& read, const StepIdentity& identity, std::int64_t first_sample,
@@ -109,6 +167,7 @@ BatchLoss Replica::train_batch(const SampleReader& read, const StepIdentity& ide
     partial_->reduce();
     add_tied_gradients(device_, table_, *store_, channels_.embedding());
     loss_ = collect_loss(batch.tokens);
+    expert_load_ = collect_expert_load();
     step();
   });
   return loss_;

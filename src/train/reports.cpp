@@ -1,5 +1,6 @@
 #include "reports.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -33,6 +34,23 @@ void check_writable(const std::string& path) {
 
 void write_norms(const std::string& path, const std::map<std::string, double>& norms) {
   write_text(path, nlohmann::json(norms).dump(1) + "\n");
+}
+
+std::vector<MemoryUse> gather_memory(const Device& device, Communicator& world, const MemoryUse& mine) {
+  constexpr std::int64_t kNumbers = kCategoryCount + 1;
+  const Tensor own = device.empty({kNumbers}, DType::int64, Category::workspace);
+  const Tensor all = device.empty({kNumbers * world.size()}, DType::int64, Category::workspace);
+  std::copy(mine.bytes.begin(), mine.bytes.end(), own.data<std::int64_t>());
+  own.data<std::int64_t>()[kCategoryCount] = mine.total;
+  world.all_gather(own, all).wait();
+  std::vector<MemoryUse> ranks(static_cast<std::size_t>(world.size()));
+  const std::int64_t* numbers = all.data<std::int64_t>();
+  for (MemoryUse& use : ranks) {
+    std::copy(numbers, numbers + kCategoryCount, use.bytes.begin());
+    use.total = numbers[kCategoryCount];
+    numbers += kNumbers;
+  }
+  return ranks;
 }
 
 void Timeline::add(int step, std::chrono::steady_clock::time_point begin, const std::vector<Span>& spans) {

@@ -16,6 +16,9 @@ void check_writable(const std::string& path);
 /// {"name": norm, …} as JSON, numbers round-trip exact. @throws Error{failed} naming the path
 void write_norms(const std::string& path, const std::map<std::string, double>& norms);
 
+/// Every rank's numbers, by rank; collective.
+std::vector<MemoryUse> gather_memory(const Device& device, Communicator& world, const MemoryUse& mine);
+
 /// Spans of all steps of this rank, written together as a Chrome trace (chrome://tracing, Perfetto): a lane a rank.
 class Timeline {
  public:

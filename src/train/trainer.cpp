@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <fstream>
 #include <mutex>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -12,11 +13,13 @@
 #include "cuboid/train/check.h"
 #include "cuboid/train/checkpointing.h"
 #include "cuboid/train/data.h"
+#include "cuboid/train/memory.h"
 #include "cuboid/train/optimizer.h"
 #include "cuboid/train/replica.h"
 #include "cuboid/train/weights.h"
 
 #include "bubble.h"
+#include "profile.h"
 #include "reports.h"
 
 namespace cuboid {
@@ -108,6 +111,8 @@ class RankTrainer {
       result.tokens_per_second = tokens / seconds_since(after_first);
     }
     result.weights_hash = weights_hash();
+    forget_peaks();
+    result.rank_peaks = gather_memory(context_.device, *context_.world, run_peaks_);
     if (in_.run.timeline) timeline_.write(in_.run.out + "/timeline.json", *context_.world);
     return result;
   }
@@ -115,13 +120,23 @@ class RankTrainer {
  private:
   int rank() const { return context_.rank; }
 
+  // The account's peaks are a step's; those of the run are kept here.
+  void forget_peaks() {
+    const MemoryUse seen = context_.device.account().peaks();
+    for (std::size_t i = 0; i < kCategoryCount; ++i) {
+      run_peaks_.bytes[i] = std::max(run_peaks_.bytes[i], seen.bytes[i]);
+    }
+    run_peaks_.total = std::max(run_peaks_.total, seen.total);
+    context_.device.account().reset_peaks();
+  }
+
   StepMetrics step(int s) {
     const Clock::time_point begin = Clock::now();
     const std::int64_t first = position_.samples;
     StepMetrics metrics;
     metrics.step = s;
     metrics.lr = learning_rate(in_.run.optimizer, s, in_.run.steps);
-    context_.device.account().reset_peaks();
+    forget_peaks();
     const auto read = [&](std::int64_t i, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
       in_.samples.training(first + i, inputs, targets);
       return true;
@@ -132,6 +147,7 @@ class RankTrainer {
       log::warning(fmt::format("step {}: every target of the batch is masked; loss and gradients are zero", s));
     }
     metrics.loss = loss.mean();
+    metrics.experts = replica_.expert_load();
     metrics.tokens = std::int64_t{in_.run.global_batch} * in_.run.seq_len;
     measure(metrics);
     metrics.schedule_bubble_fraction =
@@ -187,16 +203,19 @@ class RankTrainer {
       busy += span.end - span.begin;
       makespan = std::max(makespan, span.end);
     }
-    constexpr int kStop = 1 + kCategoryCount;
+    metrics.rank_peaks = gather_memory(context_.device, *context_.world, context_.device.account().peaks());
+    for (std::size_t i = 0; i < kCategoryCount; ++i) {
+      for (const MemoryUse& use : metrics.rank_peaks) {
+        metrics.peak_bytes[i] = std::max(metrics.peak_bytes[i], use.bytes[i]);
+      }
+    }
+    constexpr int kStop = 1;
     constexpr int kWriting = kStop + 1;
     const Device host = context_.device.host();
     const Tensor largest = host.zeros({kWriting + 1}, DType::float64, Category::workspace);
     const Tensor sum = host.zeros({1}, DType::float64, Category::workspace);
     double* values = largest.data<double>();
     values[0] = makespan;
-    for (int i = 0; i < kCategoryCount; ++i) {
-      values[1 + i] = static_cast<double>(context_.device.account().peak(static_cast<Category>(i)));
-    }
     values[kStop] = stop_wanted() ? 1 : 0;
     values[kWriting] = writer_ && writer_->writing() ? 1 : 0;
     *sum.data<double>() = busy;
@@ -204,7 +223,6 @@ class RankTrainer {
     all_reduce_in_place(*context_.world, sum);
     agreed_ = {values[kStop] > 0, values[kWriting] > 0};
     if (values[0] > 0) metrics.bubble_fraction = 1 - *sum.data<double>() / (context_.size * values[0]);
-    for (std::size_t i = 0; i < kCategoryCount; ++i) metrics.peak_bytes[i] = static_cast<std::int64_t>(values[1 + i]);
   }
 
   double validate() {
@@ -227,7 +245,7 @@ class RankTrainer {
   void add_over_owners(const Tensor& sum) {
     all_reduce_in_place(replica_.groups().axis(Axis::tp), sum);
     all_reduce_in_place(replica_.groups().axis(Axis::pp), sum);
-    if (replica_.parameters().sharded()) all_reduce_in_place(replica_.groups().axis(Axis::dp), sum);
+    all_reduce_in_place(replica_.parameters().data(), sum);
   }
 
   std::string weights_hash() {
@@ -257,6 +275,7 @@ class RankTrainer {
   BubbleMeter bubble_;
   Timeline timeline_;
   int skipped_steps_ = 0;
+  MemoryUse run_peaks_;
   std::unique_ptr<CheckpointWriter> writer_;  // null without an output folder
   Position position_;
   struct {
@@ -297,9 +316,6 @@ void check_fabric(const RunConfig& run, const Fabric& fabric, Problems& problems
   problems.add_if(run.balance == Balance::measured && !fabric.gpus.empty(),
                   "--balance measured: its profile is the CPU's; with --device cuda use flops, or give --stage-layers");
   if (fabric.job == nullptr) return;
-  problems.add_if(run.balance == Balance::measured && fabric.job->processes() > 1,
-                  "--balance measured: each process would measure costs of its own and cut the stages elsewhere; over "
-                  "MPI use flops, or give --stage-layers");
   const int made = fabric.job->processes() * fabric.ranks_per_process;
   if (made == run.grid.world()) return;
   std::string degrees;
@@ -321,6 +337,16 @@ TrainResult train(const RunConfig& run, const ModelConfig& model, const TrainEve
   Problems problems;
   check_fabric(run, fabric, problems);
   check_run(model, run, problems);
+  std::optional<PipelineLayout> layout;
+  const auto lay_out = [&] {
+    layout = run.balance == Balance::measured && fabric.job != nullptr && fabric.job->processes() > 1
+                 ? plan_pipeline(run, model, measured_block_costs(run, model, *fabric.job))
+                 : plan_pipeline(run, model);
+    check_memory(run, model, *layout, fabric, problems);
+  };
+  // A profile takes time and memory: only for a request with which nothing else is wrong.
+  const bool profiled = run.balance == Balance::measured;
+  if (!profiled && problems.empty()) collect(problems, lay_out);
   std::unique_ptr<SampleSource> samples;
   std::unique_ptr<WeightFolder> weights;
   collect(problems, [&] { samples = std::make_unique<SampleSource>(run.data, run.seq_len, model.vocab, run.seed); });
@@ -335,15 +361,18 @@ TrainResult train(const RunConfig& run, const ModelConfig& model, const TrainEve
   if (first && !run.dump_grads.empty()) collect(problems, [&] { check_writable(run.dump_grads); });
   problems.throw_if_any();
 
-  const PipelineLayout layout = plan_pipeline(run, model);
-  const Inputs in{run,  model, events, *samples, weights.get(), checkpoint, layout, flops_per_token(model, run.seq_len),
-                  begin};
+  if (profiled) lay_out();
+  problems.throw_if_any();
+  const Inputs in{
+      run, model, events, *samples, weights.get(), checkpoint, *layout, flops_per_token(model, run.seq_len), begin};
   const int world = run.grid.world();
   if (first && events.on_start) events.on_start(describe_start(in, world));
   // What a killed run was writing or removing; on_start has seen to it that no other run uses the folder.
   if (first && !run.out.empty()) remove_partial_checkpoints(checkpoint_folder(run));
   TrainResult result;
+  const auto shared_limit = limit_of_process(fabric);
   const auto train_rank = [&](RankContext& context) {
+    context.device.account().set_limit(limit_of_rank(run, shared_limit));
     RankTrainer trainer(context, in);
     const TrainResult mine = trainer.run();
     if (context.rank == 0) result = mine;

@@ -73,6 +73,7 @@ bool equal_values(const WeightTensor& a, const WeightTensor& b) {
 // Visits the elements of the parameter that this rank counts and owns: f(run, index of its first element in the part).
 template <typename F>
 void for_counted_runs(const ParameterStore& store, const Parameter& parameter, F&& visit) {
+  if (!store.counts(parameter)) return;
   const ParameterInfo& info = *parameter.info;
   const OwnedStretch own = store.owned(parameter);
   for (const Run& run : shard_runs(info, store.tp_rank(), store.tp_size())) {

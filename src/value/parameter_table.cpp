@@ -9,6 +9,13 @@ Range even_share(std::int64_t n, int rank, int size) {
   return {begin, n * (rank + 1) / size - begin};
 }
 
+bool on_expert_rank(const ParameterInfo& parameter, int rank, int size) {
+  if (parameter.expert < 0) return true;
+  CUBOID_CHECK(parameter.experts % size == 0,
+               parameter.name + " cannot be placed on " + std::to_string(size) + " ranks");
+  return parameter.expert / (parameter.experts / size) == rank;
+}
+
 int replicas(const Piece& piece, int size) {
   return piece.replicable && piece.units < size ? static_cast<int>(size / piece.units) : 1;
 }
@@ -71,6 +78,20 @@ std::int64_t ParameterTable::total() const {
   std::int64_t sum = 0;
   for (const auto& row : rows_) sum += row.tied_with.empty() ? row.shape.elements() : 0;
   return sum;
+}
+
+std::int64_t ParameterTable::active(std::int64_t experts_per_token) const {
+  std::int64_t dense = 0;
+  std::int64_t visited = 0;
+  for (const auto& row : rows_) {
+    if (!row.tied_with.empty()) continue;
+    if (row.expert < 0) {
+      dense += row.shape.elements();
+    } else if (row.expert == 0) {  // all experts of a layer are of one size
+      visited += row.shape.elements() * experts_per_token;
+    }
+  }
+  return dense + visited;
 }
 
 std::int64_t ParameterTable::total_of_block(int block) const {

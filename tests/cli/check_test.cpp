@@ -45,7 +45,7 @@ RunConfig run_on(Degrees d) {
   run.model = "gpt2";
   run.data.paths = {"text"};
   run.grid = Grid({{d.tp, d.cp, d.ep, d.dp, d.pp}}, Grid::kDefaultOrder);
-  run.global_batch = 4 * d.dp;
+  run.global_batch = 4 * d.dp * d.ep;
   return run;
 }
 
@@ -202,12 +202,11 @@ TEST(CheckRun, RangesOfNumbers) {
 }
 
 TEST(CheckRun, WhatThisVersionCannotDoIsRefusedNotIgnored) {
-  RunConfig run = run_on({.cp = 2, .ep = 3});
+  RunConfig run = run_on({.cp = 2});
   run.dtype = DType::float64;
   run.reduce_dtype = DType::int32;
   EXPECT_THAT(reasons(gpt2(), run),
               ElementsAre("--cp 2: this version has no context parallelism; use 1",
-                          "--ep 3: this version has no expert parallelism; use 1",
                           "--dtype float64: use float32 or bfloat16", "--reduce-dtype int32: use float32 or bfloat16"));
   run = run_on({});
   run.reduce_dtype = DType::bfloat16;
@@ -216,6 +215,30 @@ TEST(CheckRun, WhatThisVersionCannotDoIsRefusedNotIgnored) {
   EXPECT_THAT(reasons(gpt2(), run), ElementsAre());
   EXPECT_THAT(reasons(gpt2(), run_on({.tp = 4, .pp = 4, .dp = 65})),
               ElementsAre("the grid has 1040 ranks (--tp 4 x --pp 4 x --dp 65); one process runs at most 1024"));
+}
+
+TEST(CheckRun, ExpertsAgainstExpertDegree) {
+  ModelConfig mixtral = llama(12, 4, 24);
+  mixtral.family = "mixtral";
+  mixtral.experts = 8;
+  mixtral.experts_per_token = 2;
+  RunConfig run = run_on({.tp = 2, .dp = 3, .ep = 4});
+  run.router_aux_loss = 0.02;
+  run.router_z_loss = 0.001;
+  EXPECT_THAT(reasons(mixtral, run), IsEmpty());
+  EXPECT_THAT(reasons(mixtral, run_on({.ep = 3})),
+              ElementsAre("--ep 3: 8 experts cannot be split over 3 ranks; use 1, 2, 4 or 8"));
+  run.router_z_loss = -1;
+  EXPECT_THAT(reasons(mixtral, run), ElementsAre("--router-z-loss -1: must be at least 0"));
+  run.router_z_loss = 0.25;
+  EXPECT_THAT(
+      reasons(gpt2(), run),
+      ElementsAre("--ep 4: a gpt2 has no experts to split; use 1, or --dp for more data ranks",
+                  "--router-aux-loss 0.02: a gpt2 has no router", "--router-z-loss 0.25: a gpt2 has no router"));
+  run = run_on({.dp = 3, .ep = 4});
+  run.global_batch = 16;
+  EXPECT_THAT(reasons(mixtral, run), ElementsAre("--global-batch 16: must be a multiple of --dp 3 x --ep 4 x "
+                                                 "--micro-batch 1 = 12; use 12 or 24"));
 }
 
 TEST(CheckRun, DataAndOutputFlagsThatNeedOthers) {

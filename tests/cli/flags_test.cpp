@@ -267,9 +267,8 @@ TEST(TrainFlags, FaultsOfFlagsFileAndGridTogether) {
   EXPECT_THAT(
       reasons,
       ElementsAre("--tpp: unknown flag; did you mean --tp?", HasSubstr("stepss"), HasSubstr("--dtype float16: "),
-                  "--device gpu: not one of auto, cpu, cuda",
-                  "--fabric mpl: not one of auto, threads, mpi", "--stage-layers 3,,4: not a whole number",
-                  "--lr-schedule cosin: not one of constant, cosine, linear",
+                  "--device gpu: not one of auto, cpu, cuda", "--fabric mpl: not one of auto, threads, mpi",
+                  "--stage-layers 3,,4: not a whole number", "--lr-schedule cosin: not one of constant, cosine, linear",
                   "--balance layers: not one of flops, measured",
                   "--order tp-xp: 'xp' is not an axis; the axes are tp, cp, ep, dp, pp"));
 }
@@ -332,6 +331,7 @@ TEST(Metrics, FloatsAreRoundTripExact) {
   metrics.lr = 0.1;
   metrics.step_seconds = std::nan("");
   metrics.peak_bytes = {1, 2, 3, 4, 5, 6};
+  metrics.rank_peaks = {{{1, 2, 3, 1, 5, 6}, 17}, {{1, 0, 3, 4, 5, 6}, 18}};
   const auto line = metrics_line(metrics);
   EXPECT_THAT(line, Not(HasSubstr("\n")));
   const auto json = nlohmann::json::parse(line);
@@ -340,6 +340,8 @@ TEST(Metrics, FloatsAreRoundTripExact) {
   EXPECT_EQ(json["lr"].get<double>(), metrics.lr);
   EXPECT_TRUE(json["step_seconds"].is_null());
   for (int i = 0; i < kCategoryCount; ++i) EXPECT_EQ(json["peak_bytes"][name_of(static_cast<Category>(i))], i + 1);
+  EXPECT_EQ(json["rank_peak_bytes"]["gradients"], nlohmann::json({2, 0}));
+  EXPECT_EQ(json["rank_peak_bytes"]["total"], nlohmann::json({17, 18}));
 }
 
 }  // namespace

@@ -129,13 +129,32 @@ TEST(Requests, GpuThatIsNotThere) {
 TEST(Requests, ModelThatCannotFitInMemory) {
   const std::string data = kOracle + "/tokens.bin";
   expect_refused({"train", "--model", "llama3.1-70b", "--dp", "1000", "--global-batch", "1000", "--data", data},
-                 {"--model llama3.1-70b: weights, gradients and optimizer state take"});  // 1.1 PB
-  // 2 GB for each of 1000 replicas, but no more than 2 GB sharded over them (then only the rate is wrong).
-  Words words = {"train", "--model", "gpt2",   "--dp", "1000",           "--seq-len", "8",
-                 "--lr",  "-1",      "--data", data,   "--global-batch", "1000"};
-  EXPECT_THAT(run_cuboid(words).err, HasSubstr("take 1.81 TiB with --dp 1000"));
+                 {"--model llama3.1-70b: the 1000 ranks here need 1 PiB for parameters, gradients and optimizer"});
+  // 2 GB for each of 1000 replicas, but no more than 2 GB sharded over them (then only the output is wrong).
+  Words words = {"train",
+                 "--model",
+                 "gpt2",
+                 "--dp",
+                 "1000",
+                 "--seq-len",
+                 "8",
+                 "--data",
+                 data,
+                 "--global-batch",
+                 "1000",
+                 "--dump-grads",
+                 "/no/such/folder/g.json"};
+  EXPECT_THAT(run_cuboid(words).err, AllOf(HasSubstr("the 1000 ranks here need 1.95 TiB"), HasSubstr("--dump-grads"),
+                                           HasSubstr("ranks 0-999")));
   words.insert(words.end(), {"--zero", "3"});
-  EXPECT_THAT(run_cuboid(words).err, AllOf(HasSubstr("--lr -1"), Not(HasSubstr("this machine has"))));
+  EXPECT_THAT(run_cuboid(words).err, AllOf(HasSubstr("--dump-grads"), Not(HasSubstr("need"))));
+}
+
+TEST(Requests, MemoryLimit) {
+  // 284,416 weights of the larger half of the oracle, and its first two layers: 16 bytes each.
+  expect_refused(request({"--pp", "2", "--memory-limit", "1 MB"}), {"--memory-limit 977 KiB: rank "});
+  expect_refused(request({"--memory-limit", "lots"}), {"--memory-limit lots: not a number of bytes"});
+  expect_refused(request({"--memory-limit", "0"}), {"--memory-limit 0: must be from 1 byte"});
 }
 
 TEST(Requests, OutputThatCannotBeWritten) {

@@ -1,10 +1,13 @@
 // Training through the command line: the oracle's numbers, the files and documents that a run leaves, and that a run is
 // repeated by its run.toml.
 #include <cmath>
+#include <fstream>
 #include <set>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include "cli/run_cuboid.h"
 
@@ -261,6 +264,83 @@ TEST(Train, AutoSaysWhatItChose) {
     EXPECT_GT(result[bubble], 0) << bubble;
     EXPECT_LT(result[bubble], 1) << bubble;
   }
+}
+
+// ---------------------------------------------------------------- memory
+
+TEST(Train, MemoryOfEveryRankIsReported) {
+  const fs::path folder = fresh_folder("memory");
+  const Words words = {"train",
+                       "--model",
+                       oracle("gpt2-tiny"),
+                       "--data",
+                       oracle("gpt2-tiny") + "/tokens.bin",
+                       "--pp",
+                       "2",
+                       "--dp",
+                       "2",
+                       "--seq-len",
+                       "16",
+                       "--steps",
+                       "2",
+                       "--out",
+                       folder};
+  Words for_machines = words;
+  for_machines.push_back("--json");
+  const json result = trained(for_machines);
+  const json& ranks = result["rank_peak_bytes"];
+  for (const char* category : {"parameters", "gradients", "optimizer", "activations", "communication", "total"}) {
+    ASSERT_EQ(ranks[category].size(), 4U) << category;
+    for (const json& bytes : ranks[category]) EXPECT_GT(bytes, 0) << category;
+  }
+  EXPECT_NE(ranks["parameters"][0], ranks["parameters"][2]);  // the second stage has the head
+  const json line = read_json_lines(folder / "metrics.jsonl").back();
+  EXPECT_EQ(line["rank_peak_bytes"]["optimizer"], ranks["optimizer"]);
+  EXPECT_LE(line["rank_peak_bytes"]["total"][0], ranks["total"][0]);
+  const Outcome for_people = run_cuboid(words);
+  EXPECT_THAT(for_people.out, HasSubstr("memory at its peak\n"));
+  for (const char* words_of_table : {"optimizer", "activations", "total", "\n  rank"}) {
+    EXPECT_THAT(for_people.out, HasSubstr(words_of_table));
+  }
+}
+
+TEST(Train, ALimitPassedDuringTheRunEndsItWithTheTable) {
+  const Words words = {"train", "--model", oracle("llama-odd"), "--data", oracle("llama-odd") + "/tokens.bin",
+                       "--tp",  "2",       "--seq-len",         "64",     "--steps",
+                       "2",     "--json"};
+  const json peaks = trained(words)["rank_peak_bytes"];
+  std::int64_t kept = 0;
+  for (const char* category : {"parameters", "gradients", "optimizer"}) kept += peaks[category][0].get<std::int64_t>();
+  Words limited = words;
+  limited.insert(limited.end(), {"--memory-limit", std::to_string((kept + peaks["total"][0].get<std::int64_t>()) / 2)});
+  const Outcome outcome = run_cuboid(limited);
+  EXPECT_EQ(outcome.status, 3);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_THAT(outcome.err, HasSubstr("cuboid: error: rank "));
+  EXPECT_THAT(outcome.err, HasSubstr("--memory-limit "));
+  EXPECT_THAT(outcome.err, HasSubstr("do not fit"));
+  EXPECT_THAT(outcome.err, HasSubstr("cuboid: error:   held"));
+}
+
+// What is counted is what the system sees: the peak of the process's resident memory over that of a small run, with a
+// GPT-2 of 100 million weights.
+TEST(Train, CountedBytesAreTheGrowthOfTheProcess) {
+  const fs::path folder = fresh_folder("resident");
+  std::ofstream(folder / "config.json") << R"({"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12,
+      "n_positions": 64, "vocab_size": 20000})";
+  const auto run = [&](const std::string& model) {
+    const json result = trained({"train", "--model", model, "--data", oracle("gpt2-tiny") + "/tokens.bin", "--seq-len",
+                                 "16", "--global-batch", "1", "--steps", "2", "--json"});
+    rusage usage{};
+    getrusage(RUSAGE_CHILDREN, &usage);  // the largest child so far
+    return std::pair{1024.0 * static_cast<double>(usage.ru_maxrss),
+                     result["rank_peak_bytes"]["total"][0].get<double>()};
+  };
+  const auto [small_resident, small_counted] = run(oracle("gpt2-tiny"));
+  const auto [resident, counted] = run(folder);
+  EXPECT_GT(counted, 16 * 100e6);
+  const double growth = resident - small_resident;
+  EXPECT_NEAR(counted - small_counted, growth, 0.1 * growth);
 }
 
 TEST(Train, StopsWhenTheLossIsNotANumber) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -79,6 +80,20 @@ TEST(Job, TheOracleOnEightProcessesAndOnTwoOfFourRanks) {
   EXPECT_EQ(hashes[2], hashes[0]);
 }
 
+// Processes that measured for themselves would cut the model in different places and wait for each other for ever.
+TEST(Job, MeasuredBalanceIsOneForAllProcesses) {
+  const std::string run = "train --model " + kOracle + " --data " + kOracle +
+                          "/tokens.bin --seq-len 32 --global-batch 8 --steps 2 --pp 4 --tp 2 --schedule auto --json ";
+  const Ended threads = shell("$CUBOID " + run);
+  ASSERT_EQ(threads.status, 0) << threads.err;
+  const Ended ended = shell("$MPIRUN -n 4 $CUBOID " + run + "--balance measured --ranks-per-process 2");
+  ASSERT_EQ(ended.status, 0) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("measured in a profile"));
+  const json result = json::parse(ended.out);
+  EXPECT_EQ(result.at("stage_work_unit"), "s");
+  EXPECT_EQ(result.at("weights_hash"), json::parse(threads.out).at("weights_hash"));
+}
+
 TEST(Job, AWorldThatIsNotTheGridsIsRefusedOnceWithBothNumbers) {
   const Ended ended = shell("$MPIRUN -n 3 $CUBOID " + long_run("--tp 2 --dp 2"));
   EXPECT_EQ(ended.status, 2) << ended.err;
@@ -125,10 +140,10 @@ TEST(Job, AStoppedRankEndsTheRunWithinTenSeconds) {
   expect_nobody_left(mark);
 }
 
-TEST(Job, TwoJobsAtOnceAreNeverJoined) {
+void expect_two_jobs_apart(int rounds) {
   const std::string run = "$MPIRUN -n 2 $CUBOID train --model " + kOracle + " --data " + kOracle +
                           "/tokens.bin --seq-len 32 --global-batch 2 --steps 1 --dp 2 --json";
-  for (int round = 0; round < 3; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     const Ended ended = shell(run + " --seed 1 >a.$$ & " + run +
                               " --seed 2 >b.$$; s=$?; wait $! && cat a.$$ b.$$; "
                               "rm -f a.$$ b.$$; exit $s");
@@ -138,6 +153,68 @@ TEST(Job, TwoJobsAtOnceAreNeverJoined) {
     EXPECT_NE(json::parse(ended.out.substr(0, cut + 1)).at("weights_hash"),
               json::parse(ended.out.substr(cut + 2)).at("weights_hash"));
   }
+}
+
+TEST(Job, TwoJobsAtOnceAreNeverJoined) {
+  expect_two_jobs_apart(3);
+}
+TEST(Job, DISABLED_TwentyTimesTwoJobsAtOnce) {
+  expect_two_jobs_apart(20);
+}
+
+// Kills one process of a job again and again, at a random moment and of a random rank, until the run has finished.
+void kill_until_finished(const std::string& grid, int processes, int kills, unsigned seed) {
+  std::mt19937 random(seed);
+  const std::string mark = "seed 9" + std::to_string(100 + seed);
+  const auto training = [&](const std::string& out) {
+    return "$MPIRUN -n " + std::to_string(processes) + " $CUBOID train --model " + kOracle + " --data " + kOracle +
+           "/tokens.bin --seq-len 32 --global-batch 8 --steps 12 --checkpoint-every 2 --keep 2 --resume auto --json " +
+           grid + " --" + mark + " --out " + out;
+  };
+  const Ended whole = shell(training(folder("whole")));
+  ASSERT_EQ(whole.status, 0) << whole.err;
+  const json expected = json::parse(whole.out);
+  std::uniform_real_distribution<double> moment(0, whole.seconds);
+  for (int killed = 0, run = 0; killed < kills; ++run) {
+    const std::string out = folder("run-" + std::to_string(run));
+    int announced = 0;
+    for (bool done = false; !done;) {
+      const std::string victim = std::to_string(random() % static_cast<unsigned>(processes));
+      const std::string kill = killed < kills ? " & job=$!; sleep " + std::to_string(moment(random)) +
+                                                    "; for p in $(pgrep -f '^[^ ]*cuboid train.*" + mark +
+                                                    "'); do grep -qz OMPI_COMM_WORLD_RANK=" + victim +
+                                                    " /proc/$p/environ && kill -KILL $p; done 2>/dev/null; wait $job"
+                                              : "";
+      const Ended ended = shell(training(out) + kill);
+      const std::string words = "checkpoint after step ";
+      if (const auto at = ended.err.rfind(words); at != std::string::npos) {
+        announced = std::stoi(ended.err.substr(at + words.size()));
+      }
+      if (announced > 0) {
+        ASSERT_EQ(shell("$CUBOID checkpoint verify " + out).status, 0) << "after " << killed << " kills";
+      }
+      done = ended.status == 0;
+      if (!done) {
+        ASSERT_LT(killed, kills) << ended.err;
+        ++killed;
+        continue;
+      }
+      const json result = json::parse(ended.out);
+      EXPECT_EQ(result.at("weights_hash"), expected.at("weights_hash"));
+      EXPECT_EQ(result.at("steps"), 12);
+    }
+    std::filesystem::remove_all(out);
+  }
+  std::filesystem::remove_all(folder("whole"));
+}
+
+TEST(Job, KilledRunsGoOnFromACompleteCheckpoint) {
+  kill_until_finished("--tp 2 --dp 2 --ranks-per-process 2", 2, 3, 1);
+}
+// Takes minutes: for whoever changes how checkpoints are written, or how processes end.
+TEST(Job, DISABLED_KilledTwoHundredTimes) {
+  kill_until_finished("--dp 2 --zero 2 --async-save", 2, 100, 2);
+  kill_until_finished("--pp 2 --tp 2", 4, 100, 3);
 }
 
 TEST(Launch, RunsTagsAndRestarts) {

@@ -81,6 +81,40 @@ TEST_F(Network, AKilledRankEndsAllHosts) {
   EXPECT_EQ(std::atoi(shell("sleep 0.3; pgrep -fc '^[^ ]*cuboid .*seed 90012'").out.c_str()), 0);
 }
 
+// The second of two hosts is lost while the run saves: it goes on on the first alone, with the same global batch and
+// data, to the loss that it would have had.
+TEST_F(Network, ARunGoesOnOnTheHostsThatAreLeft) {
+  const std::string name = name_ + "e";  // hosts of its own: they do not survive
+  ASSERT_EQ(shell(kHosts + " up 2 " + name).status, 0);
+  const std::string out = testing::TempDir() + name;
+  shell("rm -rf " + out);
+  const auto training = [&](const std::string& more) {
+    return " train --model " + kOracle + " --data " + kOracle +
+           "/tokens.bin --seq-len 32 --global-batch 8 --tp 2 --dp=2 --zero 1 --steps 40 --json " + more;
+  };
+  const Ended whole = shell("$CUBOID" + training(""));
+  ASSERT_EQ(whole.status, 0) << whole.err;
+  const Ended ended = shell(
+      kHosts + " enter " + name + "-1 env TMPDIR=/tmp OMPI_MCA_plm_rsh_agent='" + kHosts +
+      " agent' OMPI_MCA_btl_tcp_if_include=eth0 OMPI_MCA_oob_tcp_if_include=eth0 $CUBOID launch --run --max-restarts 2 "
+      "--hosts " +
+      name + "-[1-2] --slots 2" + training("--checkpoint-every 2 --out " + out) +
+      " & job=$!; for i in $(seq 600); do [ -e " + out + "/checkpoints/latest ] && break; sleep 0.05; done; " + kHosts +
+      " lose " + name + "-2; wait $job");
+  shell(kHosts + " down " + name + "; rm -rf " + out);
+  ASSERT_EQ(ended.status, 0) << ended.err;
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("host " + name + "-2 does not answer: the run goes on without its 2 slots"),
+                               HasSubstr("the grid is now tp 2 x pp 1 x dp 1 (it was tp 2 x pp 1 x dp 2); the global "
+                                         "batch stays 8"),
+                               HasSubstr("going on after step")));
+  const json result = json::parse(ended.out);
+  EXPECT_EQ(result.at("world"), 2);
+  EXPECT_EQ(result.at("steps"), 40);
+  EXPECT_GT(result.at("first_step").get<int>(), 0);
+  const double loss = json::parse(whole.out).at("final_loss");
+  EXPECT_NEAR(result.at("final_loss").get<double>(), loss, 1e-5 * loss);
+}
+
 TEST_F(Network, ALargeAllReduceComesNearTheNetworksLimit) {
   // Whatever the algorithm, each host has to send as many bytes as one rank's tensor has: here in 33.6 ms.
   constexpr double kBytes = 4 << 20;

@@ -1,10 +1,15 @@
-// Where processes go, and the words each launcher gets.
+// Where processes go, the words each launcher gets, and what becomes of a run whose hosts are lost.
 #include "launch/placement.h"
+
+#include <cstdlib>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "cuboid/core/error.h"
+#include "cuboid/formats/hf_config.h"
+
+#include "launch/elastic.h"
 
 namespace cuboid::launch {
 namespace {
@@ -90,6 +95,50 @@ TEST(Forms, Kubernetes) {
   EXPECT_THAT(job, AllOf(HasSubstr("kind: MPIJob"), HasSubstr("slotsPerWorker: 2"), HasSubstr("replicas: 2"),
                          HasSubstr("- 'it''s here'\n"), HasSubstr("image: registry/cuboid:1")));
   EXPECT_THROW(mpi_job(form(grid(1, 3, 1), {{"a", 2}, {"b", 2}}), "x"), Error);
+}
+
+// 8 sequences a step in micro-batches of 1; 4 heads; 4 layers.
+TEST(Elastic, TheLargestGridForTheSlotsThatAreLeft) {
+  RunConfig run;
+  run.model = CUBOID_TEST_DATA "/oracle/gpt2-tiny";
+  run.data.paths = {"tokens"};
+  run.seq_len = 16;
+  const ModelConfig model = load_model(run.model);
+  const auto degrees = [&](const std::optional<Grid>& grid) {
+    std::string text;
+    for (const Axis axis : {Axis::tp, Axis::pp, Axis::dp}) text += std::to_string(grid->degree(axis)) + " ";
+    return text;
+  };
+  run.grid = Grid({{2, 1, 1, 2, 2}}, "pp-tp-cp-ep-dp");
+  EXPECT_EQ(degrees(largest_grid(run, model, 1, 9)), "2 2 2 ");
+  EXPECT_EQ(degrees(largest_grid(run, model, 1, 7)), "2 2 1 ") << "what a rank holds grows least";
+  EXPECT_EQ(degrees(largest_grid(run, model, 1, 3)), "2 1 1 ");
+  EXPECT_EQ(degrees(largest_grid(run, model, 1, 1)), "1 1 1 ");
+  EXPECT_EQ(largest_grid(run, model, 1, 4)->order(), "pp-tp-cp-ep-dp");
+  EXPECT_EQ(degrees(largest_grid(run, model, 4, 1)), "2 2 1 ") << "four ranks a process";
+  EXPECT_FALSE(largest_grid(run, model, 4, 0));
+  run.grid = Grid({{1, 1, 1, 8, 1}}, Grid::kDefaultOrder);
+  EXPECT_EQ(degrees(largest_grid(run, model, 1, 7)), "1 1 4 ")
+      << "the global batch of 8 divides by 4 and not by 5, 6, 7";
+  // Two pipeline ranks hold half each; one alone would pass the limit.
+  run.grid = Grid({{1, 1, 1, 1, 2}}, Grid::kDefaultOrder);
+  run.memory_limit = 3 << 20;
+  EXPECT_TRUE(largest_grid(run, model, 1, 2));
+  EXPECT_FALSE(largest_grid(run, model, 1, 1));
+}
+
+TEST(Elastic, DegreesAreReplacedHoweverTheyWereGiven) {
+  const Grid grid({{2, 1, 1, 3, 1}}, Grid::kDefaultOrder);
+  EXPECT_THAT(on_grid({"cuboid", "train", "--dp", "4", "--tp=2", "--lr", "0.1", "--dp-like"}, grid),
+              testing::ElementsAre("cuboid", "train", "--lr", "0.1", "--dp-like", "--tp", "2", "--cp", "1", "--ep", "1",
+                                   "--dp", "3", "--pp", "1"));
+}
+
+TEST(Elastic, HostsThatDoNotAnswerAreLeftOut) {
+  setenv("OMPI_MCA_plm_rsh_agent", "sh -c 'test $0 != gone' : ssh", 1);
+  EXPECT_THAT(answering({{"there", 2}, {"gone", 3}, {"localhost", 4}}),
+              testing::ElementsAre(Host{"there", 2}, Host{"localhost", 4}));
+  unsetenv("OMPI_MCA_plm_rsh_agent");
 }
 
 }  // namespace

@@ -138,6 +138,49 @@ TEST_P(Collectives, AllToAll) {
   });
 }
 
+// Elements from one member to another: none, a few, or many, and never the same number back.
+std::int64_t part_between(int from, int to, std::int64_t unit) {
+  return (5 * from + 3 * to) % 7 * unit + (from < to ? 1 : 0);
+}
+
+template <typename T>
+void check_all_to_all_v(RankContext& self, std::int64_t unit) {
+  const auto sent = [](int from, int to, std::int64_t i) { return value(from, 3 * to + i); };
+  std::vector<std::int64_t> sends, receives;
+  for (int other = 0; other < self.size; ++other) {
+    sends.push_back(part_between(self.rank, other, unit));
+    receives.push_back(part_between(other, self.rank, unit));
+  }
+  std::vector<int> inputs, expected;
+  for (int other = 0; other < self.size; ++other) {
+    const auto at = static_cast<std::size_t>(other);
+    for (std::int64_t i = 0; i < sends[at]; ++i) inputs.push_back(sent(self.rank, other, i));
+    for (std::int64_t i = 0; i < receives[at]; ++i) expected.push_back(sent(other, self.rank, i));
+  }
+  const Tensor in = make<T>(self.device, static_cast<std::int64_t>(inputs.size()));
+  const Tensor out = make<T>(self.device, static_cast<std::int64_t>(expected.size()));
+  const auto own = [&](std::int64_t i) { return inputs[static_cast<std::size_t>(i)]; };
+  fill<T>(in, own);
+  Work first = self.world->all_to_all_v(in, sends, out, receives);
+  // A second one in flight: parts of the two must not be taken for each other.
+  const Tensor again = make<T>(self.device, out.elements());
+  self.world->all_to_all_v(in, sends, again, receives).wait();
+  first.wait();
+  for (const Tensor& got : {out, again}) {
+    expect_elements<T>(
+        got, [&](std::int64_t i) { return expected[static_cast<std::size_t>(i)]; }, "all_to_all_v");
+  }
+  expect_elements<T>(in, own, "input of all_to_all_v");
+}
+
+TEST_P(Collectives, AllToAllOfUnequalParts) {
+  run_on_all_sizes([](RankContext& self) {
+    for_each_type([&]<typename T>() {
+      for (const std::int64_t unit : {0, 1, 1023, 40007}) check_all_to_all_v<T>(self, unit);
+    });
+  });
+}
+
 TEST_P(Collectives, BroadcastFromEveryRoot) {
   run_on_all_sizes([](RankContext& self) {
     for_each_type([&]<typename T>() {

@@ -184,6 +184,24 @@ TEST_P(Messages, MismatchNamesBothShapesAndTypes) {
   });
 }
 
+TEST_P(Messages, AllToAllOfPartsThatTheOtherSideDoesNotExpectNamesBoth) {
+  run(2, [](RankContext& self) {
+    // Rank 0 sends nothing where rank 1 waits for three.
+    const bool first = self.rank == 0;
+    const Tensor in = self.device.zeros({first ? 2 : 6}, DType::float32);
+    const Tensor out = self.device.zeros({first ? 6 : 5}, DType::float32);
+    const std::vector<std::int64_t> sent = first ? std::vector<std::int64_t>{2, 0} : std::vector<std::int64_t>{4, 2};
+    const std::vector<std::int64_t> received =
+        first ? std::vector<std::int64_t>{2, 4} : std::vector<std::int64_t>{3, 2};
+    Work work = self.world->all_to_all_v(in, sent, out, received);
+    if (first) return work.wait();
+    using testing::AllOf;
+    using testing::HasSubstr;
+    EXPECT_THAT([&] { work.wait(); }, testing::ThrowsMessage<std::logic_error>(
+                                          AllOf(HasSubstr("3 float32 from rank 0"), HasSubstr("it sends 0 float32"))));
+  });
+}
+
 // The world ranks of a communicator's members, in its order.
 std::vector<int> members(RankContext& self, Communicator& comm) {
   const Tensor own = self.device.zeros({1}, DType::int32);

@@ -174,5 +174,16 @@ TEST(Problems, ReportTogether) {
   EXPECT_EQ(Error(ErrorKind::deadline, "").exit_status(), 4);
 }
 
+TEST(Units, BytesAreReadWithAndWithoutUnits) {
+  EXPECT_EQ(parse_bytes("4096"), 4096);
+  EXPECT_EQ(parse_bytes("500MB"), 500'000'000);
+  EXPECT_EQ(parse_bytes("1.5 GiB"), std::int64_t{3} << 29);
+  EXPECT_EQ(parse_bytes("2kib"), 2048);
+  EXPECT_EQ(parse_bytes("7 b"), 7);
+  for (const char* bad : {"", "GB", "-1", "0", "1.5.2", "12 parsecs", "1e3", "0.4", "9000000TiB", "inf", "nan"}) {
+    EXPECT_THROW(parse_bytes(bad), Error) << bad;
+  }
+}
+
 }  // namespace
 }  // namespace cuboid

@@ -38,7 +38,7 @@ std::int64_t parameters(const ModelConfig& c) {
   const std::int64_t kv = c.kv_heads * c.head_dim;
   const std::int64_t norms = (gpt2 ? 4 : 2) * c.hidden;
   std::int64_t layer = c.hidden * (q + 2 * kv) + q * c.hidden + norms;
-  layer += (gpt2 ? 2 : 3) * c.hidden * c.ffn;
+  layer += (gpt2 ? 2 : 3) * c.hidden * c.ffn * std::max<std::int64_t>(1, c.experts) + c.experts * c.hidden;
   if (c.attention_bias) layer += q + 2 * kv;
   if (c.attention_output_bias) layer += c.hidden;
   if (c.qk_norm) layer += 2 * c.head_dim;
@@ -185,10 +185,30 @@ TEST(HfConfig, RegisteredFamiliesAreReadByLlamasKeys) {
   EXPECT_THROW(register_config_family({.type = "llama", .classes = {"X"}}), std::logic_error);
 }
 
+TEST(HfConfig, MixtralHasExperts) {
+  const std::string rest = R"("num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 11,
+    "intermediate_size": 12, "max_position_embeddings": 64, "output_router_logits": true,
+    "router_aux_loss_coef": 0.02, )";
+  const auto mixtral = [&](const std::string& more) { return R"({"model_type": "mixtral", )" + rest + more + "}"; };
+  const ModelConfig c = read_hf_config(mixtral(R"("num_local_experts": 6, "num_experts_per_tok": 3)"), "x");
+  EXPECT_EQ(c.experts, 6);
+  EXPECT_EQ(c.experts_per_token, 3);
+  const ModelConfig defaults = read_hf_config(mixtral(R"("sliding_window": null)"), "x");
+  EXPECT_EQ(defaults.experts, 8);
+  EXPECT_EQ(defaults.experts_per_token, 2);
+  expect_mentions(refusal_of(mixtral(R"("num_local_experts": 2, "num_experts_per_tok": 3)")),
+                  {"num_experts_per_tok 3: more than the 2 experts"});
+  expect_mentions(refusal_of(mixtral(R"("router_jitter_noise": 0.1)")), {"router_jitter_noise 0.1"});
+  expect_mentions(refusal_of(mixtral(R"("num_shared_experts": 1)")), {"num_shared_experts"});
+  EXPECT_EQ(defaults.window, 0);
+  EXPECT_EQ(read_hf_config(mixtral(R"("rope_theta": 5)"), "x").window, 0) << "none by default, other than in a Mistral";
+  EXPECT_EQ(read_hf_config(mixtral(R"("sliding_window": 7)"), "x").window, 7);
+}
+
 TEST(HfConfig, UnknownArchitectureIsRefused) {
-  expect_mentions(
-      refusal_of(R"({"model_type": "gemma2"})"),
-      {"model_type \"gemma2\"", "known are gpt2, llama, mistral, qwen2, qwen3, gemma", "the nearest is gemma"});
+  expect_mentions(refusal_of(R"({"model_type": "gemma2"})"),
+                  {"model_type \"gemma2\"", "known are gpt2, llama, mistral, qwen2, qwen3, gemma, mixtral",
+                   "the nearest is gemma"});
   expect_mentions(refusal_of(R"({"model_type": "lama"})"), {"the nearest is llama"});
   expect_mentions(refusal_of("{}"), {"model_type is missing"});
 }
@@ -335,12 +355,14 @@ TEST(Presets, HaveThePublishedParameterTotals) {
       {"qwen3-14b", 14'768'307'200},    {"qwen3-32b", 32'762'123'264},
       {"llama3-8b", 8'030'261'248},     {"llama3.1-8b", 8'030'261'248},
       {"llama3.1-70b", 70'553'706'496}, {"llama3.2-1b", 1'235'814'400},
+      {"mixtral-8x7b", 46'702'792'704},
   };
   for (const auto& [name, total] : totals) EXPECT_EQ(parameters(load_model(name)), total) << name;
 }
 
 TEST(Presets, AllLoadAndKeepTheirName) {
   const auto names = preset_names();
+  EXPECT_GE(names.size(), 20U);
   for (const std::string& name : names) EXPECT_EQ(load_model(name).name, name);
   // The small ones are byte-level, and the llama has grouped key/value heads.
   for (const char* name : {"gpt2-nano", "gpt2-micro", "llama-nano", "llama-micro"})

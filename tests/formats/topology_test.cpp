@@ -159,6 +159,20 @@ TEST(NcclTopology, RefusesWithEveryFault) {
   EXPECT_THAT(parse(deep + "</cpu></system>"), HasSubstr("nested over 64 deep"));
 }
 
+TEST(NcclTopology, ReadsSeveralHosts) {
+  const std::string one = text_of(kCases + "nccl-xml/a100-2socket-4gpu-2nic.xml");
+  std::string other = one;
+  for (std::size_t at; (at = other.find("0x1122")) != std::string::npos;) other.replace(at, 6, "0x3344");
+  const auto inside = [](const std::string& text) {
+    return text.substr(text.find('\n') + 1, text.find("</system>") - text.find('\n') - 1);
+  };
+  const Topology both =
+      parse_nccl_topology("<system version=\"1\">" + inside(one) + inside(other) + "</system>", "two.xml");
+  ASSERT_EQ(both.nodes.size(), 2U);
+  EXPECT_EQ(both.nodes[1].name, "two-2");
+  EXPECT_EQ(both.kinds[1].paths, both.kinds[0].paths);
+}
+
 // A large machine: 8 GPUs with 18 NVLinks to as many switches each and 32 cards; and no descriptor is lost in failures.
 TEST(NcclTopology, HasNoSmallLimits) {
   std::string text = "<system version=\"1\">";

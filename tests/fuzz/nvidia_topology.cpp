@@ -13,6 +13,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       add_gpu_list(topology, text.substr(zero + 1), "list.txt");
       topology = visible_devices(topology, "1,0,GPU-,MIG-1");
     }
-    fuzz::sink += levels(topology).size();
+    fuzz::sink = fuzz::sink + levels(topology).size();
   });
 }

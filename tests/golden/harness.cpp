@@ -48,7 +48,7 @@ void set_weights(const RunConfig& run, const ModelConfig& model, Replica& replic
 void add_over_owners(Replica& replica, const Tensor& sum) {
   all_reduce_in_place(replica.groups().axis(Axis::tp), sum);
   all_reduce_in_place(replica.groups().axis(Axis::pp), sum);
-  if (replica.parameters().sharded()) all_reduce_in_place(replica.groups().axis(Axis::dp), sum);
+  all_reduce_in_place(replica.parameters().data(), sum);
 }
 
 // Norms of all Hugging Face tensors of the model; collective.
@@ -66,9 +66,8 @@ Norms collect_norms(Replica& replica, const ModelConfig& model, bool of_values) 
 // Writes this rank's own elements into the global tensors. Ranks write to different places.
 void gather(Replica& replica, std::map<std::string, std::vector<float>>& weights) {
   const ParameterStore& store = replica.parameters();
-  if (!store.sharded() && replica.groups().at()[Axis::dp] != 0) return;
   for (const Parameter* p : store.all()) {
-    if (!p->info->tied_with.empty()) continue;
+    if (!p->info->tied_with.empty() || !store.counts(*p)) continue;
     std::vector<float>& global = weights.at(p->info->name);
     const OwnedStretch own = store.owned(*p);
     const Tensor master = store.device().to_host(store.bucket_of(*p).master);
@@ -88,6 +87,7 @@ std::string name_of(const Layout& layout) {
   std::string name = fmt::format("{}_tp{}_pp{}_dp{}{}_{}_mb{}", layout.model, layout.tp, layout.pp, layout.dp,
                                  layout.sequence_parallel ? "_sp" : "", layout.schedule, layout.micro_batch);
   if (!layout.stage_layers.empty()) name += fmt::format("_layers_{}", fmt::join(layout.stage_layers, "_"));
+  if (layout.ep > 1) name += fmt::format("_ep{}", layout.ep);
   if (layout.zero > 0) name += fmt::format("_zero{}", layout.zero);
   if (layout.order != Grid::kDefaultOrder) name += "_order_" + layout.order;
   std::replace_if(
@@ -111,7 +111,7 @@ RunConfig oracle_run(const Layout& layout) {
   RunConfig run;
   run.model = run.weights = oracle_folder(layout.model);
   run.data.paths = {oracle_folder(layout.model) + "/tokens.bin"};
-  run.grid = Grid({{layout.tp, 1, 1, layout.dp, layout.pp}}, layout.order);
+  run.grid = Grid({{layout.tp, 1, layout.ep, layout.dp, layout.pp}}, layout.order);
   run.schedule = layout.schedule;
   run.stage_layers = layout.stage_layers;
   run.sequence_parallel = layout.sequence_parallel;
@@ -243,7 +243,7 @@ std::vector<float> logits_of_first_sequence(const RunConfig& run, const ModelCon
           return read(0, (i - shift + run.global_batch) % run.global_batch, inputs, targets);
         });
         const Coordinate at = replica.groups().at();
-        if (at[Axis::pp] + 1 != run.grid.degree(Axis::pp) || at[Axis::dp] != 0) return;
+        if (at[Axis::pp] + 1 != run.grid.degree(Axis::pp) || replica.groups().data().rank() != 0) return;
         const Tensor all = replica.logits(0);  // (T,V); collective over tp
         if (at[Axis::tp] == 0) logits.assign(all.data<float>(), all.data<float>() + all.elements());
       },

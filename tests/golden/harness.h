@@ -22,6 +22,7 @@ struct Layout {
   std::vector<int> stage_layers = {};
   std::string order = std::string(Grid::kDefaultOrder);
   int zero = 0;
+  int ep = 1;
 };
 /// "llama_odd_tp2_pp2_dp2_sp_gpipe_mb1_layers_3_2_order_pp_dp_tp": also a test's name.
 std::string name_of(const Layout& layout);

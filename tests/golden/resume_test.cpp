@@ -27,6 +27,9 @@ const std::vector<Case> kCases = {{{}, 0},
                                   {{.dp = 4}, 3},
                                   {{.tp = 2, .pp = 2, .dp = 2, .sequence_parallel = true, .micro_batch = 1}, 1}};
 
+const std::vector<Case> kExpertCases = {
+    {{.ep = 2}, 0}, {{.tp = 2}, 0}, {{.ep = 4}, 1}, {{.pp = 2, .dp = 2, .ep = 2}, 3}};
+
 constexpr int kSaved = 10;
 
 RunConfig run_of(const Case& c, const std::string& model, const std::string& out) {
@@ -56,35 +59,36 @@ Followed follow(const RunConfig& run, const Checkpoint* from = nullptr) {
 
 // Only the pipeline degree, schedule and fabric leave every bit as it is.
 bool same_bits(const Case& a, const Case& b) {
-  return a.layout.tp == b.layout.tp && a.layout.dp == b.layout.dp && a.layout.micro_batch == b.layout.micro_batch &&
-         a.zero == b.zero && a.layout.sequence_parallel == b.layout.sequence_parallel;
+  return a.layout.tp == b.layout.tp && a.layout.dp == b.layout.dp && a.layout.ep == b.layout.ep &&
+         a.layout.micro_batch == b.layout.micro_batch && a.zero == b.zero &&
+         a.layout.sequence_parallel == b.layout.sequence_parallel;
 }
 
-// Saves on kCases[i] for every i, resumes on those that `wanted` says, and compares with the unbroken run.
+// Saves on cases[i] for every i, resumes on those that `wanted` says, and compares with the unbroken run.
 template <typename Wanted>
-void resume_all(const std::string& model, Wanted wanted) {
+void resume_all(const std::string& model, const std::vector<Case>& cases, Wanted wanted) {
   const test::TemporaryFolder folder;
   std::vector<Followed> unbroken;
   const auto out = [&](std::size_t i) { return folder / fmt::format("run-{}", i); };
-  for (std::size_t i = 0; i < kCases.size(); ++i) unbroken.push_back(follow(run_of(kCases[i], model, out(i))));
-  for (std::size_t i = 0; i < kCases.size(); ++i) {
+  for (std::size_t i = 0; i < cases.size(); ++i) unbroken.push_back(follow(run_of(cases[i], model, out(i))));
+  for (std::size_t i = 0; i < cases.size(); ++i) {
     const Checkpoint saved = Checkpoint::open(out(i) + "/checkpoints/" + checkpoint_name(kSaved));
     EXPECT_TRUE(saved.verify().empty());
     EXPECT_EQ(saved.index().samples, kSaved * 8);
-    for (std::size_t j = 0; j < kCases.size(); ++j) {
+    for (std::size_t j = 0; j < cases.size(); ++j) {
       if (!wanted(i, j)) continue;
       SCOPED_TRACE(fmt::format("{} from {} to {}", model, i, j));
-      const Followed resumed = follow(run_of(kCases[j], model, folder / "resumed"), &saved);
+      const Followed resumed = follow(run_of(cases[j], model, folder / "resumed"), &saved);
       ASSERT_EQ(resumed.losses.size(), unbroken[i].losses.size() - kSaved);
       EXPECT_EQ(resumed.result.first_step, kSaved);
       for (std::size_t s = 0; s < resumed.losses.size(); ++s) {
         const double loss = unbroken[i].losses[s + kSaved];
         EXPECT_LE(std::abs(resumed.losses[s] - loss), 1e-5 * loss) << "step " << s + kSaved;
-        if (same_bits(kCases[i], kCases[j])) {
+        if (same_bits(cases[i], cases[j])) {
           EXPECT_EQ(resumed.losses[s], loss) << "step " << s + kSaved;
         }
       }
-      if (same_bits(kCases[i], kCases[j])) {
+      if (same_bits(cases[i], cases[j])) {
         EXPECT_EQ(resumed.result.weights_hash, unbroken[i].result.weights_hash);
       }
     }
@@ -94,14 +98,50 @@ void resume_all(const std::string& model, Wanted wanted) {
 // Each layout goes on on itself or its neighbour; the next test is the full product.
 TEST(Resume, OnAnotherLayout) {
   const std::size_t n = kCases.size();
-  resume_all("llama-odd", [n](std::size_t i, std::size_t j) { return j == (i + 1) % n || (i == n - 1 && j == i); });
+  resume_all("llama-odd", kCases,
+             [n](std::size_t i, std::size_t j) { return j == (i + 1) % n || (i == n - 1 && j == i); });
 }
 
 // Takes a minute: for whoever changes checkpoints.
 TEST(Resume, DISABLED_OnEveryOtherLayout) {
   for (const char* model : {"gpt2-tiny", "llama-tiny", "llama-odd"}) {
-    resume_all(model, [](std::size_t, std::size_t) { return true; });
+    resume_all(model, kCases, [](std::size_t, std::size_t) { return true; });
   }
+}
+
+TEST(Resume, ExpertsMoveToOtherRanks) {
+  resume_all("mixtral-tiny", kExpertCases,
+             [](std::size_t i, std::size_t j) { return j == (i + 1) % kExpertCases.size(); });
+}
+
+// The float32 masters are what is stored: a bfloat16 run goes on bit by bit, also on another pipeline; on other tensor
+// and data axes, and in float32, it stays as near as such runs are to each other.
+TEST(Resume, BFloat16GoesOnFromItsMasters) {
+  const test::TemporaryFolder folder;
+  const auto run_on = [&](const Layout& layout, const char* out) {
+    RunConfig run = run_of({layout, layout.zero}, "llama-odd", folder / out);
+    run.dtype = DType::bfloat16;
+    return run;
+  };
+  const RunConfig first = run_on({}, "first");
+  const Followed unbroken = follow(first);
+  const Checkpoint saved = Checkpoint::open(folder / "first/checkpoints/" + checkpoint_name(kSaved));
+  const auto expect_near = [&](const RunConfig& run, double tolerance) {
+    const Followed resumed = follow(run, &saved);
+    ASSERT_EQ(resumed.losses.size(), unbroken.losses.size() - kSaved);
+    for (std::size_t s = 0; s < resumed.losses.size(); ++s) {
+      EXPECT_NEAR(resumed.losses[s], unbroken.losses[s + kSaved], tolerance) << "step " << s + kSaved;
+    }
+    if (tolerance == 0) {
+      EXPECT_EQ(resumed.result.weights_hash, unbroken.result.weights_hash);
+    }
+  };
+  expect_near(run_on({}, "itself"), 0);
+  expect_near(run_on({.pp = 3, .schedule = "zb-h1"}, "pipeline"), 0);
+  expect_near(run_on({.tp = 2, .dp = 2, .sequence_parallel = true, .zero = 3}, "grid"), 5e-3);
+  RunConfig wider = run_on({.dp = 2}, "float32");
+  wider.dtype = DType::float32;
+  expect_near(wider, 2e-2);
 }
 
 // In the background the same checkpoints come out, each visible before the next; none is lost at the end.

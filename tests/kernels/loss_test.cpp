@@ -309,6 +309,41 @@ TEST(AdamW, MatchesTheReference) {
   }
 }
 
+TEST(Optimizers, RoundTheNewWeightsInTheSamePass) {
+  const std::int64_t n = 4133;
+  const Array gradient = normals<float>(15, n);
+  const Array weight = normals<float>(16, n);
+  const auto as = [&](DType dtype, const Tensor& w) {
+    const Tensor all = device().empty({n}, dtype);
+    convert(device(), w, all);
+    return all;
+  };
+  const auto widened = [&](const Tensor& w) { return values(as(DType::float32, w)); };
+  const Tensor alone = tensor<float>({n}, weight);
+  const Tensor w = tensor<float>({n}, weight);
+  const Tensor made = device().zeros({n}, DType::bfloat16);
+  sgd(device(), 0.1, 0.02, 0.5, tensor<float>({n}, gradient), alone);
+  sgd(device(), 0.1, 0.02, 0.5, tensor<float>({n}, gradient), w, made);
+  EXPECT_EQ(values(w), values(alone));
+  EXPECT_EQ(widened(made), widened(as(DType::bfloat16, w)));
+  const AdamW options{.lr = 3e-2,
+                      .beta1 = 0.9,
+                      .beta2 = 0.95,
+                      .eps = 1e-8,
+                      .weight_decay = 0.1,
+                      .bias_correction1 = 0.1,
+                      .bias_correction2 = 0.05,
+                      .gradient_scale = 0.7};
+  const auto step = [&](const Tensor& weights, const Tensor& into) {
+    adamw(device(), options, tensor<float>({n}, gradient), weights, device().zeros({n}, DType::float32),
+          device().zeros({n}, DType::float32), into);
+  };
+  step(alone, {});
+  step(w, made);
+  EXPECT_EQ(values(w), values(alone));
+  EXPECT_EQ(widened(made), widened(as(DType::bfloat16, w)));
+}
+
 TEST(AdamW, ZeroGradientAndStateOnlyDecays) {
   const Tensor w = tensor<float>({2}, {2, -4});
   const Tensor zero = device().zeros({2}, DType::float32);

@@ -221,9 +221,14 @@ TEST(Optimizer, StepsAndSquares) {
     const Tensor gradient = p.normals("g", {777});
     const Tensor m = p.normals("m", {777}, DType::float32, 0.1);
     const Tensor v = p.zeros({777});
-    adamw(p.device, {1e-2, 0.9, 0.95, 1e-8, 0.1, 0.19, 0.0975, 0.5}, gradient, weight, m, v);
+    const AdamW options{1e-2, 0.9, 0.95, 1e-8, 0.1, 0.19, 0.0975, 0.5};
+    adamw(p.device, options, gradient, weight, m, v);
     sgd(p.device, 0.1, 0.01, 0.5, gradient, plain);
-    return std::vector<Tensor>{weight, m, v, plain};
+    const Tensor rounded = p.zeros({777}, DType::bfloat16);
+    const Tensor plain_rounded = p.zeros({777}, DType::bfloat16);
+    adamw(p.device, options, gradient, weight, m, v, rounded);
+    sgd(p.device, 0.1, 0.01, 0.5, gradient, plain, plain_rounded);
+    return std::vector<Tensor>{weight, m, v, plain, rounded, plain_rounded};
   });
   // Exact: the same integers, whatever part of a line the tensor begins at, but for a sum's order inside a line.
   const auto norm = [](const Place& p) {

@@ -49,8 +49,12 @@ TEST(ParameterTotals, AreThePublishedOnes) {
       {"mistral-7b", 7'241'732'096},  {"qwen2-0.5b", 494'032'768},       {"qwen2-7b", 7'615'616'512},
       {"gemma-2b", 2'506'172'416},    {"gemma-7b", 8'537'680'896},       {"qwen3-0.6b", 596'049'920},
       {"qwen3-1.7b", 1'720'574'976},  {"qwen3-4b", 4'022'468'096},       {"qwen3-8b", 8'190'735'360},
-      {"qwen3-14b", 14'768'307'200},  {"qwen3-32b", 32'762'123'264}};
-  for (const auto& [name, total] : presets) EXPECT_EQ(parameters_of(load_model(name)).total(), total) << name;
+      {"qwen3-14b", 14'768'307'200},  {"qwen3-32b", 32'762'123'264},     {"mixtral-8x7b", 46'702'792'704}};
+  for (const auto& [name, total] : presets) {
+    const ParameterTable table = parameters_of(load_model(name));
+    EXPECT_EQ(table.total(), total) << name;
+    EXPECT_EQ(table.active(2), name == "mixtral-8x7b" ? 12'879'925'248 : total) << name;
+  }
 }
 
 TEST(ParameterTotals, OfBlocksAddUp) {
@@ -81,6 +85,15 @@ TEST(Flops, CountEveryMatrixThatMultipliesActivations) {
   EXPECT_EQ(flops_per_token(sliding, 3).attention, flops_per_token(config, 3).attention);
   // GPT-2: 12 layers of 12·C², and the tied head; gathers of embedding rows are no products.
   EXPECT_EQ(flops_per_token(case_config("gpt2-124m"), 8).parameters, 2.0 * (12 * 12 * 768 * 768 + 50257 * 768));
+}
+
+TEST(Flops, OfATokenCountTheExpertsThatItVisits) {
+  const ModelConfig config = load_model("mixtral-8x7b");
+  const double embedding = 32000.0 * 4096;
+  const double norms = 65.0 * 4096;
+  EXPECT_EQ(flops_per_token(config, 8).parameters, 2 * (12'879'925'248.0 - embedding - norms));
+  EXPECT_THAT(usable_expert_degrees(config), ElementsAre(1, 2, 4, 8));
+  EXPECT_THAT(usable_expert_degrees(case_config("gpt2-124m")), ElementsAre(1));
 }
 
 TEST(Flops, OfBlocksAreWhatStagesAreBalancedBy) {
@@ -211,7 +224,7 @@ TEST(HuggingFaceNames, AreThoseOfThePublishedFiles) {
 }
 
 TEST(Registry, NamesTheKnownFamilies) {
-  EXPECT_THAT(model_families(), ElementsAre("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma"));
+  EXPECT_THAT(model_families(), ElementsAre("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "mixtral"));
   ModelConfig config;
   config.family = "mamba";
   try {
@@ -219,7 +232,8 @@ TEST(Registry, NamesTheKnownFamilies) {
     FAIL() << "nothing was refused";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::request);
-    EXPECT_STREQ(error.what(), "model family 'mamba' is unknown; known are gpt2, llama, mistral, qwen2, qwen3, gemma");
+    EXPECT_STREQ(error.what(),
+                 "model family 'mamba' is unknown; known are gpt2, llama, mistral, qwen2, qwen3, gemma, mixtral");
   }
 }
 

@@ -168,6 +168,10 @@ class CountingCommunicator final : public Communicator {
   }
   Work all_gather(const Tensor& in, const Tensor& out) override { return inner_.all_gather(in, out); }
   Work all_to_all(const Tensor& in, const Tensor& out) override { return inner_.all_to_all(in, out); }
+  Work all_to_all_v(const Tensor& in, const std::vector<std::int64_t>& sent, const Tensor& out,
+                    const std::vector<std::int64_t>& received) override {
+    return inner_.all_to_all_v(in, sent, out, received);
+  }
   Work broadcast(const Tensor& tensor, int root) override { return inner_.broadcast(tensor, root); }
   void barrier() override { inner_.barrier(); }
   Work send(Tensor tensor, int to, int tag) override { return inner_.send(std::move(tensor), to, tag); }
@@ -194,8 +198,8 @@ std::map<std::string, Values> gathered(const Device& device, const ParameterStor
   std::map<std::string, Values> all;
   for (const ParameterBucket& bucket : store.buckets()) {
     const Tensor whole = device.empty({bucket.layout.elements}, DType::float32);
-    if (store.sharded()) {
-      store.data().all_gather(bucket.gradient_shard, whole).wait();
+    if (bucket.layout.parts > 1) {
+      bucket.copies->all_gather(bucket.gradient_shard, whole).wait();
     } else {
       device.copy(bucket.gradient_shard, whole);
     }

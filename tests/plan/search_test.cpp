@@ -1,6 +1,8 @@
 // The planner: pruning loses nothing, every candidate is accounted for, and what it says about infeasible requests.
 #include "cuboid/plan/search.h"
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include "cuboid/formats/cluster_file.h"
@@ -60,6 +62,20 @@ TEST(Search, AccountsForEveryCandidate) {
     EXPECT_EQ(candidate.run.grid.world(), request.gpus);
     EXPECT_LE(candidate.prediction.memory().total(), request.memory_limit);
   }
+}
+
+TEST(Search, SplitsExpertsOverRanks) {
+  Predictor predictor(load_model("mixtral-8x7b"), load_cluster("dgx-h100"));
+  PlanRequest request = small_request();
+  request.gpus = 48;
+  request.global_batch = 96;
+  request.schedules = {"1f1b"};
+  const PlanResult result = search_plans(predictor, request);
+  ASSERT_FALSE(result.best.empty());
+  EXPECT_TRUE(std::any_of(result.best.begin(), result.best.end(),
+                          [](const PlanCandidate& c) { return c.run.grid.degree(Axis::ep) > 1; }));
+  EXPECT_GT(result.rejected.at("expert degree: does not divide the experts"), 0);
+  EXPECT_EQ(result.searched, result.feasible + sum_of_rejected(result));
 }
 
 // A bound that is not below what it bounds would lose candidates without a word.

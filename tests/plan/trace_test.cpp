@@ -33,6 +33,8 @@ ModelConfig small_model(const std::string& family) {
   c.tied = family == "gpt2";
   if (family == "mistral") c.window = 37;
   if (family == "mistral") c.full_layers = 1;
+  if (family == "mixtral") c.experts = 8;
+  if (family == "mixtral") c.experts_per_token = 3;
   return c;
 }
 
@@ -58,8 +60,8 @@ std::vector<TracedBlock> blocks_of(const ModelTrace& trace) {
 std::vector<std::vector<TracedBlock>> run_on_cpu(const ModelConfig& model, const TraceOptions& options) {
   std::vector<std::vector<TracedBlock>> ranks(static_cast<std::size_t>(options.tp));
   run_ranks(options.tp, [&](RankContext& context) {
-    const auto data = make_self_communicator(context.device, "dp");
-    BlockProbe probe(context.device, *context.world, *data, kinds_of_layers(model), options);
+    const auto alone = make_self_communicator(context.device, "ep, dp");
+    BlockProbe probe(context.device, *context.world, *alone, *alone, kinds_of_layers(model), options);
     for (std::size_t i = 0; i < probe.blocks(); ++i) {
       ranks[static_cast<std::size_t>(context.rank)].push_back(probe.run(i));
     }
@@ -211,9 +213,12 @@ TEST(Conservation, OfFlops) {
         const double copies = static_cast<double>(std::max<std::int64_t>(0, tp - model.kv_heads));
         const double redundant =
             3 * 2.0 * 88 * 3 * static_cast<double>(model.hidden) * 2 * static_cast<double>(model.head_dim) * copies;
+        // All tensor ranks route the rows that they share.
+        const double routers =
+            sequence_parallel ? 0 : 3 * 2.0 * 88 * 3 * static_cast<double>(model.hidden * model.experts) * (tp - 1);
         for (std::size_t i = 0; i < whole.size(); ++i) {
           const bool is_layer = i > 0 && i + 1 < whole.size();
-          EXPECT_EQ(sums[i], flops(whole[i].forward) + flops(whole[i].backward) + (is_layer ? redundant : 0))
+          EXPECT_EQ(sums[i], flops(whole[i].forward) + flops(whole[i].backward) + (is_layer ? redundant + routers : 0))
               << family << " tp " << tp << " block " << i;
         }
       }
@@ -247,6 +252,26 @@ TEST(Conservation, OfMessages) {
   EXPECT_TRUE(bytes_by_operation(alone.forward).empty() && bytes_by_operation(alone.backward).empty());
 }
 
+// Tokens are taken to be spread evenly. k copies of each cross the expert group there and back, and once more backward;
+// numbers of rows for each expert cross first.
+TEST(Conservation, OfTokensOnTheirWayToExperts) {
+  const ModelConfig model = small_model("mixtral");
+  TraceOptions options = options_of(1, false, Recompute::none, DType::float32);
+  const auto alone = trace_model(model, options).layers.at(0);
+  EXPECT_TRUE(bytes_by_operation(alone.forward).empty());
+  const double copies = 88 * 3 * 3 * 56 * 4;
+  for (const int ep : {2, 8}) {
+    options.ep = ep;
+    const auto layer = trace_model(model, options).layers.at(0);
+    EXPECT_EQ(bytes_by_operation(layer.forward), (std::map<std::string, double>{{"all-to-all", 2 * copies + 8 * 8}}));
+    EXPECT_EQ(bytes_by_operation(layer.backward), (std::map<std::string, double>{{"all-to-all", 2 * copies}}));
+    EXPECT_EQ(sum_flops(layer.forward, Kind::matmul), sum_flops(alone.forward, Kind::matmul));
+    EXPECT_EQ(layer.parameters.local_expert, 8 / ep * 3 * 56 * 76);
+    EXPECT_EQ(layer.parameters.local - layer.parameters.local_expert,
+              alone.parameters.local - alone.parameters.local_expert);
+  }
+}
+
 // Every layer traced by itself, whatever its family says about kinds.
 TEST(LayerKinds, AreAlikeWhereTheFamilySaysSo) {
   for (const std::string& family : model_families()) {
@@ -259,8 +284,8 @@ TEST(LayerKinds, AreAlikeWhereTheFamilySaysSo) {
     for (int i = 0; i < model.layers; ++i) {
       const Device device = Device::meta();
       const auto tensor = make_meta_communicator(device, 0, 2, "tp", {});
-      const auto data = make_meta_communicator(device, 0, 1, "dp", {});
-      BlockProbe probe(device, *tensor, *data, {{{i}}, model}, options);
+      const auto other = make_meta_communicator(device, 0, 1, "ep, dp", {});
+      BlockProbe probe(device, *tensor, *other, *other, {{{i}}, model}, options);
       const TracedBlock alone = probe.run(1);
       const TracedBlock& kind = trace.layers[static_cast<std::size_t>(trace.kind_of_layer(i))];
       EXPECT_EQ(alone.kept, kind.kept) << family << " layer " << i;

@@ -36,9 +36,10 @@ ModelConfig without_name(ModelConfig config) {
   return config;
 }
 
-// gpt2-tiny: transposed layouts, tied. llama-odd: heads, KV heads, head_dim, ffn and vocabulary pairwise different.
+// gpt2-tiny: transposed layouts, tied. mixtral-tiny: experts. llama-odd: heads, KV heads, head_dim, ffn and vocabulary
+// pairwise different.
 TEST(Convert, HuggingFaceThereAndBackIsTheIdentity) {
-  for (const char* model : {"gpt2-tiny", "llama-tiny", "llama-odd"}) {
+  for (const char* model : {"gpt2-tiny", "llama-tiny", "mixtral-tiny", "llama-odd"}) {
     SCOPED_TRACE(model);
     const test::TemporaryFolder folder;
     const std::string from = test::oracle_path(model);

@@ -8,7 +8,8 @@
 // - `out` may be `in` (for all_gather and reduce_scatter: in may be the rank's own part of out, or the reverse).
 // - Counts may be 0 and need not divide by anything. Elements: float32, float64, bfloat16 (summed in float, rounded
 //   once), int32, int64.
-// - Members whose calls differ (operation, count, type, root) all get Error{failed} that names two of them and their
+// - Members whose calls differ (operation, count, type, root; not the counts of all_to_all_v) all get Error{failed}
+// that names two of them and their
 //   calls. A wait for a rank whose function has returned throws Error{failed}, too.
 // - A rank that fails aborts the world: every wait on any member throws Aborted at once, so that nobody hangs.
 // - A wait longer than the world's deadline throws Error{deadline} that names the operation and who is missing.
@@ -19,6 +20,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cuboid/runtime/device.h"
 
@@ -80,6 +82,11 @@ class Communicator {
   virtual Work all_gather(const Tensor& in, const Tensor& out) = 0;
   /// Part j of in goes to member j; part i of out comes from member i. Shapes (size·n); out may not overlap in.
   virtual Work all_to_all(const Tensor& in, const Tensor& out) = 0;
+  /// The same with parts of any sizes, in elements and one after the other: to member j go sent[j] elements of in, from
+  /// member i come received[i] of out. Members may send each other different numbers; what one expects is what the
+  /// other sends, or its wait throws std::logic_error that names both.
+  virtual Work all_to_all_v(const Tensor& in, const std::vector<std::int64_t>& sent, const Tensor& out,
+                            const std::vector<std::int64_t>& received) = 0;
   /// Everybody's `tensor` becomes root's.
   virtual Work broadcast(const Tensor& tensor, int root) = 0;
   /// Returns when every member has called it.

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "cuboid/core/exact_sum.h"
 #include "cuboid/runtime/device.h"
@@ -22,6 +23,7 @@ struct MatMul {
   bool transpose_a = false;
   bool transpose_b = false;
   bool accumulate = false;  ///< add to c instead of overwriting it
+  bool varying = false;     ///< sizes differ from call to call: nothing is worth preparing for them
 };
 
 /// c (m,n) = op(a)·op(b) [+ bias (n)] [+ c]. Tensors of more than two dims count as (rows, last dim). Of bfloat16 a and
@@ -167,6 +169,30 @@ void cross_entropy_loss(const Device& device, const Tensor& row_max, const Tenso
 void cross_entropy_gradient(const Device& device, const Tensor& logits, const Tensor& targets, std::int64_t first_row,
                             const Tensor& row_max, const Tensor& row_sum, double factor, const Tensor& dlogits);
 
+// ---------------------------------------------------------------- experts
+// N rows of tokens, each sent to k of E experts: N·k copies, which are sorted by expert and then by row.
+
+/// Softmax over all experts, then the k largest: probabilities (N,E), experts (N,k) int32 in descending order of logits
+/// (N,E), the lower index where they are equal; weights (N,k): their probabilities, divided by the sum of these;
+/// log_sum (N) = log Σ exp(logit). float32 or float64.
+void route(const Device& device, const Tensor& logits, const Tensor& probabilities, const Tensor& experts,
+           const Tensor& weights, const Tensor& log_sum);
+/// dlogits (N,E) of the weights' gradient dweights (N,k), of Σ slope·probability with slope (E), and of z·log_sum².
+void route_gradient(const Device& device, const Tensor& dweights, const Tensor& probabilities, const Tensor& experts,
+                    const Tensor& weights, const Tensor& log_sum, const Tensor& slope, double z, const Tensor& dlogits);
+
+/// slot (N,k) int32: place of each copy among the sorted; source (N·k) int32: row that the copy at each place is of.
+/// Returns the copies of each of `count` experts.
+std::vector<std::int64_t> sort_by_expert(const Device& device, const Tensor& experts, std::int64_t count,
+                                         const Tensor& slot, const Tensor& source);
+/// y (R,n): row index[r] of x, index (R) int32.
+void gather_rows(const Device& device, const Tensor& x, const Tensor& index, const Tensor& y);
+/// y (N,n) = Σ over j, ascending, of weights[j]·rows[slot[j]]; rows (N·k,n), slot and weights (N,k), or no weights: 1.
+void combine_rows(const Device& device, const Tensor& rows, const Tensor& slot, const Tensor& weights, const Tensor& y);
+/// drows (N·k,n) and dweights (N,k) of combine_rows. rows may be of the type that dy (N,n) is computed with.
+void combine_rows_gradient(const Device& device, const Tensor& dy, const Tensor& rows, const Tensor& slot,
+                           const Tensor& weights, const Tensor& drows, const Tensor& dweights);
+
 // ---------------------------------------------------------------- optimizer
 
 /// Adds Σ x² to the words (ExactSum::kWords) int64 of an exact sum: squares are added in double within lines of 256
@@ -181,10 +207,11 @@ struct AdamW {
   double gradient_scale;    ///< clipping factor, applied to the gradient first
 };
 /// Decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101): w -= lr·(wd·w + m̂/(sqrt(v̂) + eps)).
+/// `rounded` (bfloat16), if defined, gets the new weights in the same pass: the step is bound by memory.
 void adamw(const Device& device, const AdamW& options, const Tensor& gradient, const Tensor& weight, const Tensor& m,
-           const Tensor& v);
+           const Tensor& v, const Tensor& rounded = {});
 /// w -= lr·(gradient_scale·g + weight_decay·w).
 void sgd(const Device& device, double lr, double weight_decay, double gradient_scale, const Tensor& gradient,
-         const Tensor& weight);
+         const Tensor& weight, const Tensor& rounded = {});
 
 }  // namespace cuboid::kernels

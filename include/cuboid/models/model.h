@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cuboid/parallel/expert_parallel.h"
 #include "cuboid/parallel/parameter_store.h"
 #include "cuboid/parallel/tensor_parallel.h"
 #include "cuboid/value/model_config.h"
@@ -27,12 +28,15 @@ class Forward {
  public:
   /// @param first_sample  global index of the micro-batch's first sample
   /// @param rope_cache    the rotary tables of seq_len, computed here when first asked for
+  /// @param on_routed     told what the router of a layer did, once more when the layer is recomputed
   Forward(Tape& tape, const ModelConfig& config, const TensorParallel& tp, const ParameterStore& parameters,
-          const StepIdentity& step, std::int64_t first_sample, std::int64_t seq_len, ops::RopeTables& rope_cache);
+          const StepIdentity& step, std::int64_t first_sample, std::int64_t seq_len, ops::RopeTables& rope_cache,
+          const ExpertParallel& experts = {}, std::function<void(int layer, RouterReport)> on_routed = {});
 
   Tape& tape;
   const ModelConfig& config;
   const TensorParallel& tp;
+  ExpertParallel experts;
   std::int64_t seq_len;  ///< T of the whole sequence
 
   /// The parameter of that name on this rank. @throws std::logic_error if it lives elsewhere
@@ -43,6 +47,11 @@ class Forward {
   /// Query and key/value heads of this rank.
   std::int64_t local_heads() const { return config.heads / tp.size(); }
   std::int64_t local_kv_heads() const { return std::max<std::int64_t>(1, config.kv_heads / tp.size()); }
+  /// Experts of a layer that lie on this rank: local_experts() of them, from first_expert() on.
+  std::int64_t local_experts() const { return config.experts / experts.size(); }
+  std::int64_t first_expert() const { return experts.rank() * local_experts(); }
+  /// cuboid::route by the config's number of experts a token.
+  Routing route(int layer, const Var& x, Parameter& weight) const;
   /// First global row of this rank's part of the vocabulary.
   std::int64_t first_vocabulary_row() const;
   /// Position of this rank's first row of (T/tp,B,C): 0 without sequence parallelism.
@@ -64,6 +73,7 @@ class Forward {
   StepIdentity step_;
   std::int64_t first_sample_;
   ops::RopeTables& rope_;
+  std::function<void(int, RouterReport)> on_routed_;
 };
 
 /// How a Hugging Face tensor maps to a parameter, or to one piece of it.

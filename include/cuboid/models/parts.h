@@ -19,6 +19,8 @@ std::vector<Piece> qkv_pieces(const ModelConfig& config);
 /// Weight (and bias) of attention: "qkv" cut by heads, "output" cut by its input heads; norms of q and k heads if the
 /// config has them.
 void add_attention(std::vector<ParameterInfo>& rows, const ModelConfig& config, int layer, double output_std);
+/// gate and up pieces of a gated MLP.
+std::vector<Piece> gate_up_pieces(const ModelConfig& config);
 /// Rows of the vocabulary: as even as they go, never padded.
 Piece vocabulary_piece(const ModelConfig& config);
 std::string layer_name(int layer, std::string_view name);

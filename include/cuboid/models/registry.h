@@ -24,7 +24,7 @@ ParameterTable parameters_of(const ModelConfig& config);
 
 /// Forward matrix-product FLOPs per token.
 struct FlopsPerToken {
-  double parameters = 0;  ///< 2 × weights of all matrices that multiply activations, output head included
+  double parameters = 0;  ///< 2 × weights of the matrices that multiply a token, output head included
   /// Scores and context of the keys that a query sees: 2·T·H·D a layer (half of the full square's 4·T·H·D), or with a
   /// window W < T 4·(W - W²/(2T))·H·D.
   double attention = 0;
@@ -40,5 +40,7 @@ std::vector<double> block_costs(const ModelConfig& config, std::int64_t seq_len)
 
 /// Largest tp ≤ limit etc.: all tensor-parallel degrees (1 … limit) this model can be split over.
 std::vector<int> usable_tensor_degrees(const ModelConfig& config, int limit = 1024);
+/// All expert-parallel degrees: the divisors of the number of experts; 1 without any.
+std::vector<int> usable_expert_degrees(const ModelConfig& config);
 
 }  // namespace cuboid

@@ -93,18 +93,17 @@ class Tape {
   Var input(Tensor value);
   /// The result of an operation. `inputs` decide whether a gradient flows through; `uses` are the parameters whose
   /// gradients `backward` will defer, each listed once a use.
-  Var record(Tensor value, std::initializer_list<Slot> inputs, std::initializer_list<Parameter*> uses,
-             Backward backward);
+  Var record(Tensor value, std::initializer_list<Slot> inputs, const std::vector<Parameter*>& uses, Backward backward);
 
   /// Adds to the gradient in the slot. The tensor is given away: it may become the gradient itself or be overwritten.
   void contribute(Slot slot, Tensor gradient);
   /// Queues the weight gradient of the operation being differentiated. `parameters` are those it adds to.
-  void defer(std::initializer_list<Parameter*> parameters, std::function<void()> weight_gradient);
+  void defer(std::vector<Parameter*> parameters, std::function<void()> weight_gradient);
 
   /// True while backward() (B) runs, false in input_gradient() (I): weight gradients may be added at once.
   bool weights_at_once() const { return weights_at_once_; }
   /// Adds a weight gradient at once, in the midst of an operation's backward. @pre weights_at_once()
-  void add_weight_gradient(std::initializer_list<Parameter*> parameters, const std::function<void()>& add);
+  void add_weight_gradient(const std::vector<Parameter*>& parameters, const std::function<void()>& add);
 
   /// B: gradients of all inputs and weights; weight gradients run as soon as their operation is reached.
   void backward(Slot output, Tensor gradient);
@@ -134,8 +133,7 @@ class Tape {
   };
   void walk(Slot output, Tensor gradient);
   void run_deferred();
-  template <typename Parameters>
-  void run_weight_gradient(const Parameters& parameters, const std::function<void()>& run);
+  void run_weight_gradient(const std::vector<Parameter*>& parameters, const std::function<void()>& run);
 
   Device device_;
   Mode mode_;

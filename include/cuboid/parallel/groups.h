@@ -22,12 +22,17 @@ class Groups {
   Communicator& world() const { return world_; }
   /// The group of this rank along an axis, members in ascending coordinate.
   Communicator& axis(Axis axis) const { return *axes_[static_cast<std::size_t>(axis)]; }
+  /// The ranks of this one's dp and ep axes together, by Grid::data_rank: they train on different samples and hold the
+  /// same dense parameters.
+  Communicator& data() const { return *data_; }
 
  private:
   Grid grid_;
   Coordinate at_;
   Communicator& world_;
   std::array<std::unique_ptr<Communicator>, kAxisCount> axes_;
+  std::unique_ptr<Communicator> both_;  // dp and ep, where neither is 1
+  Communicator* data_;
 };
 
 /// Two-rank communicators between pipeline ranks that exchange stage boundaries, one for each direction, and the pair

@@ -1,9 +1,11 @@
-// Where a rank's parameters lie: buckets of neighbouring parameters, and each bucket's cut over the data axis. Pure
+// Where a rank's parameters lie: buckets of neighbouring parameters, and each bucket's cut over the ranks
+// that hold copies. Pure
 // arithmetic on the table, so that planned memory is allocated memory.
 #pragma once
 
 #include <vector>
 
+#include "cuboid/value/grid.h"
 #include "cuboid/value/parameter_table.h"
 
 namespace cuboid {
@@ -14,6 +16,24 @@ struct StageBlocks {
   int begin = 0;
   int end = 0;
 };
+
+/// Where a rank stands among those that share out the parameters.
+struct ParameterCut {
+  int tp_rank = 0;
+  int tp_size = 1;
+  int ep_rank = 0;
+  int ep_size = 1;
+  int dense_parts = 1;   ///< ranks that each own a part of a dense bucket: dp × ep, or 1 without ZeRO
+  int expert_parts = 1;  ///< of an expert's: dp, or 1
+};
+
+/// In how many parts buckets are cut over the ranks that hold copies.
+inline int parts_of_buckets(int zero, int copies) {
+  return zero > 0 ? copies : 1;
+}
+
+/// The cut of the rank at these coordinates.
+ParameterCut parameter_cut(const Grid& grid, const Coordinate& at, int zero);
 
 /// A parameter in its bucket.
 struct ParameterPlace {
@@ -32,15 +52,26 @@ struct BucketLayout {
   std::vector<ParameterPlace> places;  ///< in table order
   std::int64_t elements = 0;           ///< with padding; a multiple of parts · kAlignment
   int parts = 1;
+  bool experts = false;        ///< holds experts' parameters, and no dense ones
   bool shares_values = false;  ///< a tied parameter whose partner's values live on this rank too
   std::int64_t part_elements() const { return elements / parts; }
 };
 
+/// Elements of a bucket that a rank keeps for the whole run. Masters are apart from the values only where the values
+/// are not float32; each moment of the optimizer has as many elements as the masters.
+struct BucketShare {
+  std::int64_t values = 0;     ///< of the compute type; 0 if shared with a partner
+  std::int64_t gradients = 0;  ///< float32
+  std::int64_t masters = 0;    ///< float32; 0 if shared with a partner
+};
+BucketShare kept_share(const BucketLayout& bucket, int zero);
+
 /// A stage's buckets in the order in which backward completes them: the last parameters first. A bucket is closed when
-/// it holds `bucket_bytes` of float32. A parameter with a tied partner is a bucket of its own, so that both cut alike.
+/// it holds `bucket_bytes` of float32. A parameter with a tied partner is a bucket of its own, so that both cut alike;
+/// experts' parameters and dense ones lie apart, since other ranks hold copies of them.
 /// Uneven shards (vocabulary) take the space of the largest, so that all ranks of a tensor group cut alike.
 /// @pre the table outlives the layout
 std::vector<BucketLayout> lay_out_buckets(const ParameterTable& table, const std::vector<StageBlocks>& stages,
-                                          int tp_rank, int tp_size, int parts, std::int64_t bucket_bytes);
+                                          const ParameterCut& cut, std::int64_t bucket_bytes);
 
 }  // namespace cuboid

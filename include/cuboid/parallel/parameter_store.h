@@ -1,5 +1,6 @@
 // A rank's parameters: values, gradients and master copies of its pipeline stages in buckets, whole or sharded over the
-// data axis as the ZeRO stage says (arXiv 1910.02054). Who may touch what, and when, is decided here; who computes, in
+// ranks that hold copies as the ZeRO stage says (arXiv 1910.02054): over dp and ep for dense parameters, over dp for
+// those of experts. Who may touch what, and when, is decided here; who computes, in
 // ops; who sends, in gradients.h.
 //
 //   ZeRO   values        gradients     master, moments
@@ -27,6 +28,7 @@ namespace cuboid {
 
 struct ParameterBucket {
   BucketLayout layout;
+  Communicator* copies = nullptr;      ///< ranks that hold copies of it, or own a part of it each
   std::vector<Parameter*> parameters;  ///< one a place
   Tensor values;                       ///< (elements); undefined while only the shard exists
   Tensor value_shard;                  ///< (part), own part of the values; with ZeRO 3 memory of its own
@@ -40,7 +42,20 @@ struct ParameterBucket {
   int owned_part = 0;
 };
 
-/// A stretch of a parameter's shard that this rank owns over the data axis: elements [begin, begin + count) of the
+/// The ranks that train on different samples, by what they have in common.
+struct DataGroups {
+  /// A data-parallel group without experts, or whose ranks all hold all of them.
+  DataGroups(Communicator& data) : dense(&data), experts(&data) {}
+  DataGroups(Communicator& dense_copies, Communicator& expert_copies, int rank, int size)
+      : dense(&dense_copies), experts(&expert_copies), ep_rank(rank), ep_size(size) {}
+
+  Communicator* dense;    ///< all of them: over dp and ep, members by Grid::data_rank
+  Communicator* experts;  ///< over dp: those with the same experts
+  int ep_rank = 0;
+  int ep_size = 1;
+};
+
+/// A stretch of a parameter's shard that this rank owns among those with copies: elements [begin, begin + count) of the
 /// shard, which lie at `at` in the bucket's owned part.
 struct OwnedStretch {
   std::int64_t begin = 0;
@@ -58,9 +73,9 @@ struct ParameterOptions {
 class ParameterStore {
  public:
   /// Allocates what the ZeRO stage keeps for the whole run; values undefined, gradients zero.
-  /// @param data  the data-parallel group; parts of buckets are its ranks'
+  /// @param data  the data-parallel groups; parts of buckets are their ranks'
   ParameterStore(const Device& device, const ParameterTable& table, const std::vector<StageBlocks>& stages, int tp_rank,
-                 int tp_size, Communicator& data, const ParameterOptions& options);
+                 int tp_size, const DataGroups& data, const ParameterOptions& options);
 
   /// Of a single data-parallel rank.
   ParameterStore(const Device& device, const ParameterTable& table, const std::vector<StageBlocks>& stages, int tp_rank,
@@ -84,10 +99,14 @@ class ParameterStore {
   int zero() const { return options_.zero; }
   /// The type in which gradients of a type travel between ranks that add them.
   DType message_type(DType gradients) const { return gradients == DType::float32 ? options_.reduce_dtype : gradients; }
-  /// True if ranks of the data axis own different parts of the optimizer's state: sums over owned parts must be added
-  /// over the data axis.
-  bool sharded() const { return options_.zero > 0 && data_.size() > 1; }
-  Communicator& data() const { return data_; }
+  /// True on exactly one of the ranks of data() that own an element of the parameter: sums over what each rank owns and
+  /// counts must be added over data().
+  bool counts(const Parameter& parameter) const {
+    const ParameterBucket& bucket = bucket_of(parameter);
+    return bucket.layout.parts > 1 || bucket.copies->rank() == 0;
+  }
+  /// All ranks that train on different samples.
+  Communicator& data() const { return *data_.dense; }
 
   /// Starts a step: gradients to zero.
   void zero_gradients();
@@ -106,13 +125,12 @@ class ParameterStore {
   void write_values(const Parameter& parameter, std::int64_t begin, std::int64_t count, const float* numbers);
   /// Fills the values from the parameters' initialisers: each element a function of seed, name and global index.
   void initialize(std::uint64_t seed);
-  /// After the optimizer has changed the masters: values of the compute type, whole on every rank that keeps them
-  /// whole.
+  /// After the optimizer has changed masters and own values: values whole on every rank that keeps them whole.
   void publish();
 
  private:
   ParameterStore(const Device& device, const ParameterTable& table, const std::vector<StageBlocks>& stages, int tp_rank,
-                 int tp_size, Communicator* data, const ParameterOptions& options);
+                 int tp_size, std::unique_ptr<Communicator> alone, const ParameterOptions& options);
   void allocate(ParameterBucket& bucket);
   std::vector<ParameterBucket*> value_buckets(int stage);
   void attach_values(ParameterBucket& bucket);
@@ -124,7 +142,7 @@ class ParameterStore {
   int tp_rank_;
   int tp_size_;
   std::unique_ptr<Communicator> alone_;  // where no data-parallel group was given
-  Communicator& data_;
+  DataGroups data_;
   std::deque<Parameter> storage_;
   std::deque<ParameterBucket> buckets_;
   std::vector<Parameter*> all_;

@@ -23,6 +23,14 @@ struct TensorParallel {
   DType partial_type(DType activations) const { return activations == DType::bfloat16 ? reduce_dtype : activations; }
 };
 
+/// Into a region where tensor ranks compute different things of the same x: x itself, or with sequence parallelism the
+/// whole sequence from its shards. The gradients that come back are partial sums, which are added over the ranks (and
+/// cut, with sequence parallelism). Layers below that are split enter and leave by themselves.
+Var enter_split_region(Tape& tape, const TensorParallel& tp, const Var& x);
+/// Out of it: partial sums (T,B,·) added over the ranks, rounded to dtype; with sequence parallelism each rank's shard.
+/// The value of `partial` may be overwritten.
+Var leave_split_region(Tape& tape, const TensorParallel& tp, const Var& partial, DType dtype);
+
 /// y (T,B,out/tp) = x · weightᵀ + bias with weight (out/tp,in) cut by output. x is (T,B,in), replicated, or (T/tp,B,in)
 /// with sequence parallelism: gathered for the product, and only the shard is kept for backward.
 Var column_linear(Tape& tape, const TensorParallel& tp, const Var& x, Parameter& weight, Parameter* bias);

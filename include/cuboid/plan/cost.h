@@ -44,9 +44,10 @@ double ring_bandwidth(const Cluster& cluster, const GroupPlacement& group, doubl
 
 /// Seconds of a collective; bytes as TracedCommunication counts them, 0 for a single rank. With n ranks and b the
 /// ring's bandwidth: all-reduce 2·(n-1)/n·bytes/b, reduce-scatter, all-gather and all-to-all (n-1)/n·bytes/b, broadcast
-/// bytes/b (the bus bandwidth convention of nccl-tests); plus latencies of the shorter of ring (m-1) and tree
-/// (3·log2 m) over the m members at each level. Where a level reduces in its switch, all-reduce in it takes
-/// bytes / (in-network-factor · b · 4/7) if that is less (NVLS: 4/7 = n/(2·(n-1)) at n = 8).
+/// bytes/b (the bus bandwidth convention of nccl-tests). Latencies: reduce-scatter and all-gather are rings of n-1
+/// hops, of which those that cross a level take its latency; the others also come as trees, so of the m members at a
+/// level the shorter of m-1 and 3·log2 m hops counts, twice for all-reduce. Where a level reduces in its switch,
+/// all-reduce takes bytes / (in-network-factor · b · 4/7) if that is less (NVLS: 4/7 = n/(2·(n-1)) at n = 8).
 /// All-to-all sends what leaves a member over the member's links at that level.
 double collective_seconds(const Cluster& cluster, const GroupPlacement& group, TracedCommunication::Operation operation,
                           double bytes);

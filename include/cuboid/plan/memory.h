@@ -15,6 +15,7 @@ namespace cuboid {
 /// but for
 /// - messages between stages, which lie in the sender's account until they are taken: as many as the schedule's own
 ///   timing leaves under way (layout.costs), and a rank that falls behind leaves more;
+/// - experts, whose tokens are taken to be spread evenly, whatever the router will say;
 /// - the total with ZeRO 2 and 3, where a stage's gradients are counted as whole from the start of its backward.
 /// Not in it: what evaluation, checkpoints and reports take for a moment.
 /// @pre check_run finds nothing

@@ -23,6 +23,7 @@ struct PlanRequest {
   std::vector<std::string> schedules;           ///< allowed; empty: the planner's own list (planned_schedules)
   std::vector<int> zero_stages = {0, 1, 2, 3};  ///< allowed
   int largest_zero_with_pipeline = 3;           ///< with pp > 1
+  int largest_ep = 1 << 20;                     ///< most ranks over which experts are split; 1: every rank keeps all
 };
 
 /// Named schedules that a search tries where nothing else is asked for: not those that another one always beats, nor

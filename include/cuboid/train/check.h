@@ -20,6 +20,10 @@ void check_settings(const RunConfig& run, Problems& problems);
 /// Adds every reason why this model cannot be cut over the run's tensor and pipeline ranks.
 void check_split(const ModelConfig& model, const RunConfig& run, Problems& problems);
 
+/// Adds the reasons why this model does not fit this grid, schedule and batch, wherever it would run: what a plan is
+/// checked by. Not here: what a run needs besides (data, folders, processes).
+void check_layout(const ModelConfig& model, const RunConfig& run, Problems& problems);
+
 /// Adds every reason why this model cannot be trained by this run, each naming its flag, the value and what is allowed:
 /// check_settings, and what the model's dimensions rule out.
 void check_run(const ModelConfig& model, const RunConfig& run, Problems& problems);

@@ -13,6 +13,7 @@
 #include "cuboid/parallel/gradients.h"
 #include "cuboid/parallel/groups.h"
 #include "cuboid/parallel/pipeline/executor.h"
+#include "cuboid/train/expert_load.h"
 #include "cuboid/train/pipeline_plan.h"
 #include "cuboid/value/run_config.h"
 
@@ -50,6 +51,8 @@ class Replica {
                         const std::function<void()>& step);
   /// The loss of the batch being trained, known (and the same on every rank) once `step` is called.
   const BatchLoss& loss() const { return loss_; }
+  /// The expert load of the batch that was trained last, the same on every rank.
+  const ExpertLoad& expert_load() const { return expert_load_; }
   /// Loss of one global batch without gradients or dropout.
   BatchLoss evaluate_batch(const SampleReader& read);
   /// Logits (T,V) of the last micro-batch's row b after evaluate_batch with `keep_logits`, on ranks of the last stage.
@@ -63,6 +66,7 @@ class Replica {
   struct Batch;
   Batch read_batch(const SampleReader& read, std::int64_t first_sample);
   BatchLoss collect_loss(std::int64_t tokens);
+  ExpertLoad collect_expert_load();
   int micro_batches() const { return layout_.training.micro_batches; }
 
   Device device_;
@@ -73,10 +77,12 @@ class Replica {
   Groups groups_;
   StageChannels channels_;
   TensorParallel tp_;
+  ExpertParallel experts_;
   std::unique_ptr<ParameterStore> store_;
   std::unique_ptr<TensorPartialGradients> partial_;
   std::vector<std::unique_ptr<ModelStage>> stages_;
   BatchLoss loss_;
+  ExpertLoad expert_load_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<Executor> evaluator_;
 };

@@ -11,6 +11,7 @@
 #include "cuboid/comm/processes.h"
 #include "cuboid/runtime/memory.h"
 #include "cuboid/train/checkpointing.h"
+#include "cuboid/train/expert_load.h"
 #include "cuboid/train/pipeline_plan.h"
 #include "cuboid/value/model_config.h"
 #include "cuboid/value/run_config.h"
@@ -37,6 +38,7 @@ struct StepMetrics {
   int step = 0;           ///< counted from 0
   double loss = 0;        ///< sum over unmasked tokens of the global batch / their number, in nats
   double grad_norm = 0;   ///< global L2 norm before clipping; NaN if any gradient is not finite
+  ExpertLoad experts;     ///< of a model that has some
   int skipped_steps = 0;  ///< steps up to this one whose update was left out: their loss or gradient was not finite
   double lr = 0;
   std::int64_t tokens = 0;  ///< tokens of the global batch
@@ -47,7 +49,8 @@ struct StepMetrics {
   /// What the schedule itself makes idle with this step's mean times of F, B, I and W of each stage, and free
   /// transfers; the measured bubble has waits for messages, reductions and cores on top.
   double schedule_bubble_fraction = 0;
-  std::array<std::int64_t, kCategoryCount> peak_bytes{};  ///< of the rank with the largest total, by category
+  std::array<std::int64_t, kCategoryCount> peak_bytes{};  ///< of each category, on the rank where it is largest
+  std::vector<MemoryUse> rank_peaks;                      ///< of every rank in this step
 };
 
 struct TrainResult {
@@ -62,6 +65,7 @@ struct TrainResult {
   double schedule_bubble_fraction = 0;  ///< mean over all steps but the first
   std::string weights_hash;             ///< 16 hex digits over all weights in global name and element order
   int skipped_steps = 0;                ///< as in StepMetrics
+  std::vector<MemoryUse> rank_peaks;    ///< of every rank over the whole run
   bool nan_stop = false;                ///< ended early by --stop-on-nan
   bool stopped = false;                 ///< ended early because stop_wanted or --max-seconds said so
 };

@@ -77,13 +77,17 @@ struct SoftwareStack {
       34;                   ///< bytes moved per parameter of the shard by the optimizer's step and the gradient's norm
   double step_seconds = 0;  ///< fixed time of a step: data, logging, synchronisation
   double micro_batch_seconds = 0;  ///< fixed time of a micro-batch on a stage
-  double jitter = 0;               ///< relative slow-down per doubling of the number of nodes: waiting for the slowest
+  /// All ranks meet at the end of a step, for the gradient's norm; false: the optimizer's step is validated afterwards
+  /// and steps overlap (Qi et al. 2024, section 4), so that a step takes a rank's own span.
+  bool step_barrier = true;
+  double jitter = 0;  ///< relative slow-down per doubling of the number of nodes: waiting for the slowest
 
   // Memory, bytes
-  double parameter_bytes = 2;    ///< per parameter, of the copy computed with
-  double gradient_bytes = 4;     ///< per parameter
-  double optimizer_bytes = 12;   ///< per parameter: master copy and two moments
-  double logits_bytes = 6;       ///< kept or made per logit of a micro-batch at the loss
+  double parameter_bytes = 2;   ///< per parameter, of the copy computed with
+  double gradient_bytes = 4;    ///< per parameter
+  double optimizer_bytes = 12;  ///< per parameter: master copy and two moments
+  /// Per logit of a micro-batch at the loss, all made at once; 0: as the trace has them, in chunks.
+  double logits_bytes = 6;
   double activation_factor = 1;  ///< activations kept ÷ those of the trace
   double reserved_bytes = 0;     ///< context, communication buffers and fragmentation
 

@@ -46,6 +46,11 @@ class Grid {
   /// Number of ranks: the product of the degrees.
   int world() const { return world_; }
 
+  /// Ranks that train on different samples: dp × ep. Expert ranks share out the experts and the batch alike.
+  int data_degree() const { return degrees_[Axis::dp] * degrees_[Axis::ep]; }
+  /// Which of them: the ep coordinate counts first.
+  int data_rank(const Coordinate& at) const { return at[Axis::dp] * degrees_[Axis::ep] + at[Axis::ep]; }
+
   Coordinate coordinate(int rank) const;
   int rank(const Coordinate& coordinate) const;
   /// Ranks that differ from `rank` in this axis only, in ascending coordinate; contains `rank`.

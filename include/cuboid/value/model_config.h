@@ -21,13 +21,15 @@ struct ModelConfig {
   std::string name;    ///< preset name, or the path it was read from; not part of the mathematics
   std::string family;  ///< key into the model registry: "gpt2", "llama"
   std::int64_t layers = 0;
-  std::int64_t hidden = 0;     ///< C
-  std::int64_t heads = 0;      ///< H, query heads
-  std::int64_t kv_heads = 0;   ///< K, key/value heads; divides heads
-  std::int64_t head_dim = 0;   ///< D; heads * head_dim need not equal hidden
-  std::int64_t ffn = 0;        ///< F, inner width of the MLP
-  std::int64_t vocab = 0;      ///< V, exact: never padded
-  std::int64_t positions = 0;  ///< longest sequence (rows of a learned position table)
+  std::int64_t hidden = 0;             ///< C
+  std::int64_t heads = 0;              ///< H, query heads
+  std::int64_t kv_heads = 0;           ///< K, key/value heads; divides heads
+  std::int64_t head_dim = 0;           ///< D; heads * head_dim need not equal hidden
+  std::int64_t ffn = 0;                ///< F, inner width of the MLP
+  std::int64_t vocab = 0;              ///< V, exact: never padded
+  std::int64_t positions = 0;          ///< longest sequence (rows of a learned position table)
+  std::int64_t experts = 0;            ///< E, MLPs of a layer that tokens are routed to; 0: one, for all tokens
+  std::int64_t experts_per_token = 0;  ///< k, of which a token visits those with the largest router probabilities
   double norm_eps = 1e-5;
   double init_std = 0.02;
   bool tied = false;                   ///< output head shares the embedding matrix

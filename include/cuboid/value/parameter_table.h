@@ -34,6 +34,8 @@ struct ParameterInfo {
   /// Replicated, but a tensor rank's gradient is only its own heads' share: the ranks' gradients are added.
   bool partial = false;
   std::string tied_with;  ///< name of the parameter whose values this one shares (an output head); or empty
+  int expert = -1;        ///< the expert of its layer that it belongs to; -1: dense, on every expert rank
+  int experts = 0;        ///< how many experts the layer has, if it belongs to one
   bool decay = false;     ///< weight decay acts on it (matrices and embeddings)
   Initializer initializer = Initializer::zeros;
   double init_std = 0;
@@ -53,6 +55,10 @@ std::vector<Range> owned_ranges(const ParameterInfo& parameter, int rank, int si
 
 /// Shape of that rank's shard.
 Shape shard_shape(const ParameterInfo& parameter, int rank, int size);
+
+/// True if the parameter lives on that rank of `size` along the expert axis: dense ones on all, expert i of n on rank
+/// i·size/n. @pre size divides the number of experts
+bool on_expert_rank(const ParameterInfo& parameter, int rank, int size);
 
 /// How many tensor ranks hold each element of the piece: 1, or size / units for a replicated piece.
 int replicas(const Piece& piece, int size);
@@ -82,6 +88,8 @@ class ParameterTable {
   const ParameterInfo& at(std::string_view name) const;
   /// Number of distinct weights: a tied parameter counts once.
   std::int64_t total() const;
+  /// Those that take part in a token's forward: all but the experts that it is not sent to.
+  std::int64_t active(std::int64_t experts_per_token) const;
   /// Distinct weights of one block (0 embedding, 1…L layers, L+1 head).
   std::int64_t total_of_block(int block) const;
 

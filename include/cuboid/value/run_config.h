@@ -64,7 +64,7 @@ struct RunConfig {
   std::vector<int> stage_layers;  ///< layers of each stage; empty: balanced by cost
   Balance balance = Balance::flops;
   bool sequence_parallel = false;
-  int zero = 0;                         ///< ZeRO stage over the data axis, 0 … 3
+  int zero = 0;                         ///< ZeRO stage over the ranks that hold copies, 0 … 3
   std::int64_t bucket_bytes = 4 << 20;  ///< gradients reduced and parameters gathered together, as float32 bytes
   DType dtype = DType::float32;         ///< of weights and activations as they are computed with
   DType reduce_dtype = DType::float32;  ///< in which ranks send each other sums of gradients and bfloat16 activations
@@ -75,10 +75,13 @@ struct RunConfig {
   int steps = 10;
   std::uint64_t seed = 0;
   double dropout = 0;
+  double router_aux_loss = 0;  ///< coefficient of the loss that makes routers load experts evenly
+  double router_z_loss = 0;    ///< coefficient of the loss that keeps router logits small
   OptimizerConfig optimizer;
   int threads_per_rank = 1;
-  double deadline = 600;     ///< longest wait for another rank, in seconds
-  bool stop_on_nan = false;  ///< end at a step whose loss or gradient is not finite
+  std::int64_t memory_limit = 0;  ///< most bytes a rank may hold; 0: the machine's, shared by its ranks
+  double deadline = 600;          ///< longest wait for another rank, in seconds
+  bool stop_on_nan = false;       ///< end at a step whose loss or gradient is not finite
   bool timeline = false;
   int checkpoint_every = 0;  ///< steps between checkpoints in out; 0: only when the run is told to stop
   int keep = 0;              ///< newest checkpoints kept; 0: all
@@ -88,8 +91,8 @@ struct RunConfig {
   std::string dump_grads;    ///< file for the first step's gradient norms; empty: none
 
   friend bool operator==(const RunConfig&, const RunConfig&) = default;
-  /// Micro-batches a data-parallel rank runs in a step: global / (dp × micro). @pre divisible (checked at start-up)
-  int micro_batches() const { return global_batch / (grid.degree(Axis::dp) * micro_batch); }
+  /// Micro-batches a rank runs in a step: global / (dp × ep × micro). @pre divisible (checked at start-up)
+  int micro_batches() const { return global_batch / (grid.data_degree() * micro_batch); }
 };
 
 }  // namespace cuboid

@@ -6,6 +6,7 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <numeric>
 #include <thread>
 
 #include <fmt/format.h>
@@ -247,13 +248,36 @@ class NcclCommunicator final : public Communicator {
       const std::size_t bytes = part * size_of(in.dtype());
       for (int peer = 0; peer < size(); ++peer) {
         const std::size_t at = static_cast<std::size_t>(peer) * bytes;
-        const auto* from = static_cast<const std::byte*>(in.raw()) + at;
-        auto* to = static_cast<std::byte*>(out.raw()) + at;
-        ncclResult_t status = ncclSend(from, part, type_of(in.dtype()), peer, link_->comm(), link_->stream());
-        if (status == ncclSuccess || status == ncclInProgress) {
-          status = ncclRecv(to, part, type_of(in.dtype()), peer, link_->comm(), link_->stream());
-        }
-        if (status != ncclSuccess && status != ncclInProgress) return status;
+        const ncclResult_t status = swap_with(peer, in.dtype(), static_cast<const std::byte*>(in.raw()) + at, part,
+                                              static_cast<std::byte*>(out.raw()) + at, part);
+        if (status != ncclSuccess) return status;
+      }
+      return ncclSuccess;
+    });
+  }
+
+  Work all_to_all_v(const Tensor& in, const std::vector<std::int64_t>& sent, const Tensor& out,
+                    const std::vector<std::int64_t>& received) override {
+    if (out.on_host()) return host_->all_to_all_v(in, sent, out, received);
+    const auto covers = [&](const std::vector<std::int64_t>& counts, const Tensor& tensor) {
+      return counts.size() == static_cast<std::size_t>(size()) &&
+             std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) == tensor.elements() &&
+             std::all_of(counts.begin(), counts.end(), [](auto n) { return n >= 0; });
+    };
+    CUBOID_CHECK(in.dtype() == out.dtype() && covers(sent, in) && covers(received, out), both(in, out));
+    CUBOID_CHECK(!overlap(in, out), "in and out overlap");
+    if (size() == 1) return copied(in, out);
+    compare_counts(sent, received);
+    return start("all_to_all_v", in, out, [&] {
+      const auto* from = static_cast<const std::byte*>(in.raw());
+      auto* to = static_cast<std::byte*>(out.raw());
+      for (int peer = 0; peer < size(); ++peer) {
+        const auto there = static_cast<std::size_t>(sent[static_cast<std::size_t>(peer)]);
+        const auto back = static_cast<std::size_t>(received[static_cast<std::size_t>(peer)]);
+        const ncclResult_t status = swap_with(peer, in.dtype(), from, there, to, back);
+        if (status != ncclSuccess) return status;
+        from += there * size_of(in.dtype());
+        to += back * size_of(in.dtype());
       }
       return ncclSuccess;
     });
@@ -324,6 +348,31 @@ class NcclCommunicator final : public Communicator {
   };
 
   static std::size_t count(const Tensor& tensor) { return static_cast<std::size_t>(tensor.elements()); }
+
+  // A part to a member and one back, inside a group of calls.
+  ncclResult_t swap_with(int peer, DType dtype, const void* from, std::size_t sent, void* to, std::size_t received) {
+    ncclResult_t status = ncclSend(from, sent, type_of(dtype), peer, link_->comm(), link_->stream());
+    if (status == ncclSuccess || status == ncclInProgress) {
+      status = ncclRecv(to, received, type_of(dtype), peer, link_->comm(), link_->stream());
+    }
+    return status == ncclInProgress ? ncclSuccess : status;
+  }
+
+  // NCCL takes the counts of both sides for equal. They are in host memory: comparing them waits for no GPU.
+  void compare_counts(const std::vector<std::int64_t>& sent, const std::vector<std::int64_t>& received) {
+    const auto words = [&] { return Device().empty({static_cast<std::int64_t>(size())}, DType::int64); };
+    const Tensor mine = words();
+    const Tensor theirs = words();
+    std::copy(sent.begin(), sent.end(), mine.data<std::int64_t>());
+    host_->all_to_all(mine, theirs).wait();
+    for (std::size_t from = 0; from < received.size(); ++from) {
+      const std::int64_t promised = theirs.data<std::int64_t>()[from];
+      if (promised == received[from]) continue;
+      throw std::logic_error(
+          fmt::format("all_to_all_v of communicator \"{}\" (member {} of {}): {} elements from member {}: it sends {}",
+                      name(), rank(), size(), received[from], from, promised));
+    }
+  }
 
   Work copied(const Tensor& in, const Tensor& out) {
     endpoint_->device().copy(in, out);
