@@ -102,6 +102,7 @@ class Loader {
 
   void moment(std::string_view kind, const Parameter& p, const Tensor& into) {
     const OwnedStretch own = store_.owned(p);
+    if (own.count == 0) return;  // own.at may lie in another rank's part
     read(kind, *p.info, own.begin, own.count);
     store_.device().write(numbers_.data(), into.narrow(own.at, own.count));
   }
