@@ -137,12 +137,7 @@ int models_command(const Arguments& arguments) {
   flags.whole("seq-len", seq_len, "tokens of a sequence for the FLOPs of attention; 0: the model's positions", 0);
   flags.toggle("json", json, "print JSON on standard output");
   Problems problems;
-  flags.parse(arguments, problems);
-  if (flags.help_wanted()) {
-    fmt::print("{}", flags.help());
-    return 0;
-  }
-  flags.apply(problems);
+  if (!flags.read(arguments, problems)) return 0;
   problems.throw_if_any();
   if (!model.empty()) {
     const Description one = describe(model, seq_len);
