@@ -170,6 +170,7 @@ class RankTrainer {
     metrics.grad_norm =
         gradient_norm(context_.device, replica_.parameters(), groups.axis(Axis::tp), groups.axis(Axis::pp));
     if (std::isfinite(metrics.grad_norm) && std::isfinite(replica_.loss().sum)) {
+      if (writer_) writer_->before_update();
       optimizer_.step(metrics.lr, clipping_factor(in_.run.optimizer.clip_grad, metrics.grad_norm));
     } else {
       ++skipped_steps_;
