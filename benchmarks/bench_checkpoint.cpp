@@ -179,7 +179,7 @@ int run(int argc, char** argv) {
   const ModelConfig model = load_model(argc > 2 ? argv[2] : "gpt2");
   fs::remove_all(folder);
   fs::create_directories(folder);
-  measure_saves(folder, model, 5);
+  measure_saves(folder, model, 9);
   fs::remove_all(folder / "run");
   measure_background(folder, model, 3, 8);
   fs::remove_all(folder / "run");
