@@ -17,12 +17,13 @@ namespace fs = std::filesystem;
 std::vector<std::string> gather_texts(RankContext& context, const std::string& text) {
   constexpr std::int64_t kWord = sizeof(std::int64_t);
   const auto size = static_cast<std::int64_t>(text.size());
-  const Tensor longest = context.device.zeros({1}, DType::int64, Category::workspace);
+  const Device host = context.device.host();
+  const Tensor longest = host.zeros({1}, DType::int64, Category::workspace);
   *longest.data<std::int64_t>() = size;
   all_reduce_in_place(*context.world, longest, ReduceOp::max);
   const std::int64_t words = 1 + (*longest.data<std::int64_t>() + kWord - 1) / kWord;  // size, then the text
-  const Tensor mine = context.device.zeros({words}, DType::int64, Category::workspace);
-  const Tensor all = context.device.zeros({words * context.size}, DType::int64, Category::workspace);
+  const Tensor mine = host.zeros({words}, DType::int64, Category::workspace);
+  const Tensor all = host.zeros({words * context.size}, DType::int64, Category::workspace);
   *mine.data<std::int64_t>() = size;
   std::memcpy(mine.data<std::int64_t>() + 1, text.data(), text.size());
   context.world->all_gather(mine, all).wait();
@@ -40,7 +41,7 @@ std::vector<std::string> gather_texts(RankContext& context, const std::string& t
 struct CheckpointWriter::Background {
   std::unique_ptr<float[]> numbers;  // not a vector: filling it with zeros first would cost as much as copying
   std::int64_t room = 0;             // of numbers, in elements
-  std::vector<SliceToWrite> slices;  // pointing into numbers, once copied
+  OwnSlices own;                     // pointing into numbers, once copied
   CheckpointIndex part;
   std::exception_ptr fault;
   std::atomic<bool> copied = false;  // or never to be: see fault
@@ -50,17 +51,17 @@ struct CheckpointWriter::Background {
   ~Background() {
     if (thread.joinable()) thread.join();
   }
-  /// Copies what slices points to, keeping the memory of an earlier copy.
+  /// Copies what the slices point to, keeping the memory of an earlier copy.
   void copy() {
     std::int64_t total = 0;
-    for (const SliceToWrite& slice : slices) total += slice.slice.elements();
+    for (const SliceToWrite& slice : own.slices) total += slice.slice.elements();
     if (total > room) {
       numbers.reset();
       numbers = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(total));
       room = total;
     }
     float* to = numbers.get();
-    for (SliceToWrite& slice : slices) {
+    for (SliceToWrite& slice : own.slices) {
       std::copy(slice.data, slice.data + slice.slice.elements(), to);
       slice.data = std::exchange(to, to + slice.slice.elements());
     }
@@ -104,11 +105,11 @@ void CheckpointWriter::begin(const Position& position) {
 void CheckpointWriter::save(const Position& position) {
   finish();
   begin(position);
-  std::vector<SliceToWrite> slices = slices_to_write(store_, optimizer_);
-  if (!run_.async_save) return commit(write(slices));
+  OwnSlices own = slices_to_write(store_, optimizer_);
+  if (!run_.async_save) return commit(write(own.slices));
   if (!background_) background_ = std::make_unique<Background>();
   Background& job = *background_;
-  job.slices = std::move(slices);
+  job.own = std::move(own);
   job.copied = false;
   job.done = false;
   job.fault = nullptr;
@@ -120,7 +121,7 @@ void CheckpointWriter::save(const Position& position) {
     try {
       job.copy();
       announce_copy();
-      job.part = write(job.slices);
+      job.part = write(job.own.slices);
     } catch (...) {
       job.fault = std::current_exception();
       announce_copy();
@@ -129,8 +130,10 @@ void CheckpointWriter::save(const Position& position) {
   });
 }
 
-void CheckpointWriter::before_update() const {
-  if (in_flight_ && background_) background_->copied.wait(false);
+void CheckpointWriter::before_update() {
+  if (!in_flight_ || !background_) return;
+  background_->copied.wait(false);
+  background_->own.numbers.clear();
 }
 
 bool CheckpointWriter::writing() const {

@@ -28,10 +28,15 @@ void load_checkpoint(const Checkpoint& checkpoint, ParameterStore& store, Optimi
 /// Reads this rank's weights alone. @pre check_checkpoint found nothing
 void load_checkpoint_weights(const Checkpoint& checkpoint, ParameterStore& store);
 
+/// What a rank writes, and the host memory that its slices point into: the tensors themselves, or copies from a GPU.
+struct OwnSlices {
+  std::vector<SliceToWrite> slices;
+  std::vector<Tensor> numbers;
+};
 /// The slices that this rank writes: over all ranks, every element of every global tensor exactly once. Elements held
 /// by several ranks are written by one; whole parameters are dealt out over data-parallel ranks that hold the same.
 /// Pointers lie in the store and the optimizer.
-std::vector<SliceToWrite> slices_to_write(const ParameterStore& store, const Optimizer& optimizer);
+OwnSlices slices_to_write(const ParameterStore& store, const Optimizer& optimizer);
 
 /// Where a run is after a step.
 struct Position {
@@ -57,7 +62,7 @@ class CheckpointWriter {
   void save(const Position& position);
   /// Waits until what is saved in the background has been copied, which goes on beside forward and backward passes. Not
   /// collective.
-  void before_update() const;
+  void before_update();
   /// True while this rank's background write goes on. Not collective.
   bool writing() const;
   /// True from a background save until finish().
