@@ -259,14 +259,15 @@ namespace {
 
 template <typename T>
 void gelu_elements(cudaStream_t stream, std::int64_t n, const T* x, T* y) {
-  launch_elements(stream, n, [=] CUBOID_DEVICE(std::int64_t i) { y[i] = static_cast<T>(body::gelu(real(x[i]))); });
+  map_elements(
+      stream, n, [] CUBOID_DEVICE(T a, T & b) { b = static_cast<T>(body::gelu(real(a))); }, in(x), out(y));
 }
 
 template <typename T>
 void gelu_gradient_elements(cudaStream_t stream, std::int64_t n, const T* dy, const T* x, T* dx) {
-  launch_elements(stream, n, [=] CUBOID_DEVICE(std::int64_t i) {
-    dx[i] = static_cast<T>(body::gelu_gradient(real(dy[i]), real(x[i])));
-  });
+  map_elements(
+      stream, n, [] CUBOID_DEVICE(T d, T a, T & da) { da = static_cast<T>(body::gelu_gradient(real(d), real(a))); },
+      in(dy), in(x), out(dx));
 }
 
 // Gates as types: a kernel's lambda cannot hold another one made on the host.
@@ -294,26 +295,22 @@ struct Geglu {
 
 template <typename T, typename Gate>
 void gated_rows(cudaStream_t stream, std::int64_t rows, std::int64_t n, const T* gate_up, T* y, Gate gate) {
-  launch_rows(stream, rows, n, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r) {
-    const T* const in = gate_up + r * 2 * n;
-    T* const out = y + r * n;
-    lanes.each(n, [=](std::int64_t i) { out[i] = static_cast<T>(gate(real(in[i]), real(in[n + i]))); });
-  });
+  map_rows(
+      stream, rows, n, [=] CUBOID_DEVICE(T g, T up, T & made) { made = static_cast<T>(gate(real(g), real(up))); },
+      in(gate_up, 2 * n), in(gate_up + n, 2 * n), out(y, n));
 }
 
 template <typename T, typename Gate>
 void gated_gradient_rows(cudaStream_t stream, std::int64_t rows, std::int64_t n, const T* dy, const T* gate_up,
                          T* dgate_up, Gate gate) {
-  launch_rows(stream, rows, n, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r) {
-    const T* const in = gate_up + r * 2 * n;
-    const T* const d = dy + r * n;
-    T* const out = dgate_up + r * 2 * n;
-    lanes.each(n, [=](std::int64_t i) {
-      const auto g = gate(real(d[i]), real(in[i]), real(in[n + i]));
-      out[i] = static_cast<T>(g.dgate);
-      out[n + i] = static_cast<T>(g.dup);
-    });
-  });
+  map_rows(
+      stream, rows, n,
+      [=] CUBOID_DEVICE(T d, T g, T up, T & dgate, T & dup) {
+        const auto made = gate(real(d), real(g), real(up));
+        dgate = static_cast<T>(made.dgate);
+        dup = static_cast<T>(made.dup);
+      },
+      in(dy, n), in(gate_up, 2 * n), in(gate_up + n, 2 * n), out(dgate_up, 2 * n), out(dgate_up + n, 2 * n));
 }
 
 template <typename Gate>
@@ -334,24 +331,28 @@ void gated_gradient(const Device& device, const Tensor& dy, const Tensor& gate_u
 
 template <typename T>
 void add_elements(cudaStream_t stream, std::int64_t n, const T* a, const T* b, T* c) {
-  launch_elements(stream, n, [=] CUBOID_DEVICE(std::int64_t i) { c[i] = static_cast<T>(real(a[i]) + real(b[i])); });
+  map_elements(
+      stream, n, [] CUBOID_DEVICE(T x, T y, T & sum) { sum = static_cast<T>(real(x) + real(y)); }, in(a), in(b),
+      out(c));
 }
 
 template <typename T>
 void add_bias_rows(cudaStream_t stream, std::int64_t rows, std::int64_t n, const T* x, const T* bias, T* y) {
-  launch_rows(stream, rows, n, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r) {
-    lanes.each(n, [=](std::int64_t i) { y[r * n + i] = static_cast<T>(real(x[r * n + i]) + real(bias[i])); });
-  });
+  map_rows(
+      stream, rows, n, [] CUBOID_DEVICE(T a, T b, T & sum) { sum = static_cast<T>(real(a) + real(b)); }, in(x, n),
+      in(bias), out(y, n));
 }
 
 template <typename T>
 void scale_elements(cudaStream_t stream, std::int64_t n, T* t, Real<T> factor) {
-  launch_elements(stream, n, [=] CUBOID_DEVICE(std::int64_t i) { t[i] = static_cast<T>(real(t[i]) * factor); });
+  map_elements(
+      stream, n, [=] CUBOID_DEVICE(T & x) { x = static_cast<T>(real(x) * factor); }, in_out(t));
 }
 
 template <typename From, typename To>
 void convert_elements(cudaStream_t stream, std::int64_t n, const From* from, To* to) {
-  launch_elements(stream, n, [=] CUBOID_DEVICE(std::int64_t i) { to[i] = static_cast<To>(real(from[i])); });
+  map_elements(
+      stream, n, [] CUBOID_DEVICE(From x, To & y) { y = static_cast<To>(real(x)); }, in(from), out(to));
 }
 
 // y = [residual +] dropout(x), x (T,B,C); residual may be null.

@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/body/lanes.h"
+#include "kernels/cuda/packs.h"
 #include "runtime/cuda/check.h"
 
 namespace cuboid::kernels::cuda {
@@ -135,6 +136,15 @@ __global__ void __launch_bounds__(kBlock) run_elements(std::int64_t n, Element e
   }
 }
 
+template <int V, typename F, typename... Arguments>
+__global__ void __launch_bounds__(kBlock)
+    run_packs(std::int64_t items, std::int64_t rows, std::int64_t n, F f, Arguments... a) {
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kBlock + threadIdx.x; i < items;
+       i += std::int64_t{gridDim.x} * kBlock) {
+    map_item<V>(f, i, rows, n, a...);
+  }
+}
+
 /// row(lanes, r) for r in [0, rows); `length`: elements of a row, by which its lanes are chosen.
 template <typename Row>
 void launch_rows(cudaStream_t stream, std::int64_t rows, std::int64_t length, Row row) {
@@ -152,6 +162,15 @@ void launch_elements(cudaStream_t stream, std::int64_t n, Element element) {
   // Four elements a thread: enough loads in flight, and few enough blocks.
   const std::int64_t blocks = std::min(kMostBlocks, (n + 4 * kBlock - 1) / (4 * kBlock));
   run_elements<<<static_cast<unsigned>(blocks), kBlock, 0, stream>>>(n, element);
+  CUBOID_CUDA(cudaGetLastError());
+}
+
+/// map_item for all items of rows of n elements.
+template <int V, typename F, typename... Arguments>
+void launch_packs(cudaStream_t stream, std::int64_t rows, std::int64_t n, F f, Arguments... a) {
+  const std::int64_t items = rows * (n / V + n % V);
+  const std::int64_t blocks = std::min(kMostBlocks, (items + kBlock - 1) / kBlock);
+  run_packs<V><<<static_cast<unsigned>(blocks), kBlock, 0, stream>>>(items, rows, n, f, a...);
   CUBOID_CUDA(cudaGetLastError());
 }
 

@@ -4,6 +4,7 @@
 #include <emulated_cuda.h>
 
 #include "kernels/body/lanes.h"
+#include "kernels/cuda/packs.h"
 
 namespace cuboid::kernels::cuda {
 
@@ -32,6 +33,14 @@ void launch_elements(cudaStream_t stream, std::int64_t n, Element element) {
   if (n == 0) return;
   emulated_cuda::enqueue(stream, [=] {
     for (std::int64_t i = 0; i < n; ++i) element(i);
+  });
+}
+
+template <int V, typename F, typename... Arguments>
+void launch_packs(cudaStream_t stream, std::int64_t rows, std::int64_t n, F f, Arguments... a) {
+  const std::int64_t items = rows * (n / V + n % V);
+  emulated_cuda::enqueue(stream, [=] {
+    for (std::int64_t i = 0; i < items; ++i) map_item<V>(f, i, rows, n, a...);
   });
 }
 
