@@ -99,7 +99,13 @@ TEST(OnGpusMemory, StateIsCountedByCategory) {
   }
   // The limit counts what is on the GPU.
   run.memory_limit = kept.front().total + 1000;
-  EXPECT_THROW(train(run, model, {}, nullptr, {.gpus = {0, 0}}), MemoryExceeded);
+  try {
+    train(run, model, {}, nullptr, {.gpus = {0, 0}});
+    ADD_FAILURE() << "the limit has not stopped it";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_status(), 3);
+    EXPECT_NE(std::string(error.what()).find("--memory-limit"), std::string::npos) << error.what();
+  }
 }
 
 // What ranks keep must fit in the GPU that they share, whatever the machine has.
