@@ -1,4 +1,7 @@
 // Oracle runs: with all ranks on one GPU, and with a GPU a rank.
+#include <filesystem>
+
+#include "cuboid/formats/checkpoint.h"
 #include "cuboid/runtime/gpus.h"
 #include "cuboid/train/memory.h"
 
@@ -82,6 +85,34 @@ TEST(OnGpusRequest, WhatIsTheCpusIsRefused) {
   }
 }
 
+// What surrounds the steps: dropout, recomputation, validation, timelines, checkpoints written in the background; and
+// going on on another grid with the same bits.
+TEST(OnGpusRun, SavesAndGoesOn) {
+  const test::TemporaryFolder folder;
+  const auto train_on = [&](const Layout& layout, const std::string& out, const Checkpoint* from) {
+    RunConfig run = oracle_run(layout);
+    run.steps = 4;
+    run.dropout = 0.1;
+    run.recompute = Recompute::selective;
+    run.data.validation_fraction = 0.1;
+    run.data.eval_every = 2;
+    run.timeline = run.async_save = true;
+    run.checkpoint_every = 2;
+    run.out = folder / out;
+    const std::vector<int> gpus(static_cast<std::size_t>(run.grid.world()), 0);
+    return train(run, oracle_model(layout.model), {}, from, {.gpus = gpus});
+  };
+  const TrainResult whole = train_on({.pp = 2, .schedule = "zb-h1"}, "whole", nullptr);
+  const Checkpoint saved = Checkpoint::open(folder / "whole/checkpoints/" + checkpoint_name(2));
+  EXPECT_TRUE(saved.verify().empty());
+  const TrainResult resumed = train_on({}, "resumed", &saved);
+  EXPECT_EQ(resumed.first_step, 2);
+  EXPECT_EQ(resumed.weights_hash, whole.weights_hash);
+  ASSERT_TRUE(whole.validation_loss && resumed.validation_loss);
+  EXPECT_EQ(*resumed.validation_loss, *whole.validation_loss);
+  EXPECT_TRUE(std::filesystem::exists(folder / "whole/timeline.json"));
+}
+
 // What is kept from step to step is the same on every device, to the byte.
 TEST(OnGpusMemory, StateIsCountedByCategory) {
   RunConfig run = oracle_run({.model = "gpt2-tiny", .dp = 2, .zero = 1});
@@ -113,8 +144,8 @@ TEST(OnGpusRequest, ModelsThatDoNotFitInTheGpusAreRefused) {
   ModelConfig model = oracle_model("gpt2-tiny");
   const auto gpus = find_gpus().gpus;
   ASSERT_FALSE(gpus.empty());
-  const double bytes_a_layer = 16.0 * 12 * 16384 * 16384;
-  model.hidden = 16384;
+  const double bytes_a_layer = 16.0 * 12 * 4096 * 4096;
+  model.hidden = 4096;
   model.ffn = 4 * model.hidden;
   model.head_dim = static_cast<int>(model.hidden) / static_cast<int>(model.heads);
   // All of it twice fits in no GPU; once in its own, each rank's does.
