@@ -56,6 +56,20 @@ void with_widest(std::int64_t n, std::initializer_list<const void*> arrays, F f)
   }
 }
 
+/// row(lanes, r, a pointer to each argument's row r…): to copies near the lanes, moved 16 bytes at a time, where rows
+/// begin and end at multiples of that and fit.
+template <typename Row, typename... Arguments>
+void on_rows(cudaStream_t stream, std::int64_t rows, std::int64_t n, Row row, Arguments... a) {
+  if (rows == 0 || n == 0) return;
+  const auto whole = [n](std::size_t size) { return n * static_cast<std::int64_t>(size) % kAccess == 0; };
+  if (((a.aligned(rows) && whole(sizeof(typename Arguments::Type))) && ...) &&
+      staged_bytes<Arguments...>(n) <= kMostStaged) {
+    launch_staged_rows(stream, rows, n, row, a...);
+  } else {
+    launch_rows_of(stream, rows, n, row, a...);
+  }
+}
+
 /// f(a, b, …) for the elements of rows of n: in() by value, out() and in_out() by reference. Arguments may be the same
 /// array, but not overlap otherwise.
 template <typename F, typename... Arguments>

@@ -2,9 +2,12 @@
 // once. Which elements a function sees together changes nothing in what it computes of each. Internal to kernels/cuda.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cuboid/core/host_device.h"
+
+#include "kernels/body/heads.h"
 
 namespace cuboid::kernels::cuda {
 
@@ -87,6 +90,67 @@ CUBOID_HD void map_item(const F& f, std::int64_t i, std::int64_t rows, std::int6
   } else {
     apply_to_packs<1>(f, Held<1, Arguments>(a, row, packs * V + item - packs)...);
   }
+}
+
+// ---------------------------------------------------------------- whole rows
+
+/// Most bytes of a row's arguments that are copied to memory next to the lanes (a block's shared memory).
+inline constexpr std::int64_t kMostStaged = 48 << 10;
+
+template <typename... Arguments>
+CUBOID_HD constexpr std::int64_t staged_bytes(std::int64_t n) {
+  return n * (0 + ... + static_cast<std::int64_t>(sizeof(typename Arguments::Type)));
+}
+
+/// An argument's row and its copy.
+template <typename Argument>
+struct StagedRow {
+  using T = typename Mutable<typename Argument::Type>::Type;
+  using Wide = Pack<T, kAccess / static_cast<int>(sizeof(T))>;
+  typename Argument::Type* place;
+  T* here;
+
+  template <typename Lanes>
+  CUBOID_HD void load(Lanes lanes, std::int64_t n) const {
+    if constexpr (Argument::kRead) {
+      body::copy_row(lanes, n * sizeof(T) / kAccess, reinterpret_cast<const Wide*>(place),
+                     reinterpret_cast<Wide*>(here));
+    }
+  }
+  template <typename Lanes>
+  CUBOID_HD void store(Lanes lanes, std::int64_t n) const {
+    if constexpr (Argument::kWritten) {
+      body::copy_row(lanes, n * sizeof(T) / kAccess, reinterpret_cast<const Wide*>(here),
+                     reinterpret_cast<Wide*>(place));
+    }
+  }
+};
+
+template <typename Lanes, typename Row, typename... Staged>
+CUBOID_HD void run_on_copies(Lanes lanes, std::int64_t n, std::int64_t r, const Row& row, const Staged&... staged) {
+  (staged.load(lanes, n), ...);
+  row(lanes, r, staged.here...);
+  lanes.sync();
+  (staged.store(lanes, n), ...);
+}
+
+template <typename Argument>
+CUBOID_HD StagedRow<Argument> staged_at(const Argument& a, std::int64_t r, std::byte* memory, std::int64_t offset) {
+  return {a.at + r * a.stride, reinterpret_cast<typename StagedRow<Argument>::T*>(memory + offset)};
+}
+
+/// row(lanes, r, pointers…) on copies of row r of the arguments, which are moved 16 bytes at a time. `memory` holds
+/// staged_bytes(n).
+template <typename Lanes, typename Row, typename A, typename B>
+CUBOID_HD void run_staged(Lanes lanes, std::int64_t n, std::int64_t r, std::byte* memory, const Row& row, const A& a,
+                          const B& b) {
+  run_on_copies(lanes, n, r, row, staged_at(a, r, memory, 0), staged_at(b, r, memory, staged_bytes<A>(n)));
+}
+template <typename Lanes, typename Row, typename A, typename B, typename C>
+CUBOID_HD void run_staged(Lanes lanes, std::int64_t n, std::int64_t r, std::byte* memory, const Row& row, const A& a,
+                          const B& b, const C& c) {
+  run_on_copies(lanes, n, r, row, staged_at(a, r, memory, 0), staged_at(b, r, memory, staged_bytes<A>(n)),
+                staged_at(c, r, memory, staged_bytes<A, B>(n)));
 }
 
 }  // namespace cuboid::kernels::cuda

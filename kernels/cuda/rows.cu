@@ -77,39 +77,50 @@ struct AddNormWeights {
 template <typename T>
 void layer_norm_rows(cudaStream_t stream, std::int64_t rows, std::int64_t n, const T* x, const T* weight, const T* bias,
                      Real<T> eps, T* y, Real<T>* mean, Real<T>* rstd) {
-  launch_rows(stream, rows, n, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r) {
-    const auto moments = body::layer_norm_row(lanes, n, x + r * n, weight, bias, eps, y + r * n);
-    if (lanes.leader()) {
-      mean[r] = moments.mean;
-      rstd[r] = moments.rstd;
-    }
-  });
+  on_rows(
+      stream, rows, n,
+      [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r, const T* from, T* to) {
+        const auto moments = body::layer_norm_row(lanes, n, from, weight, bias, eps, to);
+        if (lanes.leader()) {
+          mean[r] = moments.mean;
+          rstd[r] = moments.rstd;
+        }
+      },
+      in(x, n), out(y, n));
 }
 
 template <typename T>
 void layer_norm_gradient_rows(cudaStream_t stream, std::int64_t rows, std::int64_t n, const T* dy, const T* x,
                               const T* weight, const Real<T>* mean, const Real<T>* rstd, T* dx) {
-  launch_rows(stream, rows, n, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r) {
-    body::layer_norm_input_gradient_row(lanes, n, dy + r * n, x + r * n, weight,
-                                        body::Moments<Real<T>>{mean[r], rstd[r]}, dx + r * n);
-  });
+  on_rows(
+      stream, rows, n,
+      [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r, const T* d, const T* from, T* to) {
+        body::layer_norm_input_gradient_row(lanes, n, d, from, weight, body::Moments<Real<T>>{mean[r], rstd[r]}, to);
+      },
+      in(dy, n), in(x, n), out(dx, n));
 }
 
 template <typename T>
 void rms_norm_rows(cudaStream_t stream, std::int64_t rows, std::int64_t n, const T* x, const T* weight, Real<T> offset,
                    Real<T> eps, T* y, Real<T>* rstd) {
-  launch_rows(stream, rows, n, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r) {
-    const Real<T> found = body::rms_norm_row(lanes, n, x + r * n, weight, offset, eps, y + r * n);
-    if (lanes.leader()) rstd[r] = found;
-  });
+  on_rows(
+      stream, rows, n,
+      [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r, const T* from, T* to) {
+        const Real<T> found = body::rms_norm_row(lanes, n, from, weight, offset, eps, to);
+        if (lanes.leader()) rstd[r] = found;
+      },
+      in(x, n), out(y, n));
 }
 
 template <typename T>
 void rms_norm_gradient_rows(cudaStream_t stream, std::int64_t rows, std::int64_t n, const T* dy, const T* x,
                             const T* weight, Real<T> offset, const Real<T>* rstd, T* dx) {
-  launch_rows(stream, rows, n, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r) {
-    body::rms_norm_input_gradient_row(lanes, n, dy + r * n, x + r * n, weight, offset, rstd[r], dx + r * n);
-  });
+  on_rows(
+      stream, rows, n,
+      [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r, const T* d, const T* from, T* to) {
+        body::rms_norm_input_gradient_row(lanes, n, d, from, weight, offset, rstd[r], to);
+      },
+      in(dy, n), in(x, n), out(dx, n));
 }
 
 }  // namespace
