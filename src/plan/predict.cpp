@@ -101,8 +101,9 @@ class Step {
     return bound;
   }
 
-  StepPrediction run() {
-    lay_out();
+  /// @param schedule  the run's, if it is known already
+  StepPrediction run(const Schedule* schedule) {
+    lay_out(schedule);
     const Simulation simulation = simulate(schedule_, costs_);
     time(simulation);
     measure(simulation);
@@ -116,11 +117,11 @@ class Step {
 
  private:
   // Stages and schedule.
-  void lay_out() {
+  void lay_out(const Schedule* known) {
     const bool searched = run_.schedule == kAutoSchedule;
     bool split = false;
     if (!searched) {
-      schedule_ = schedule_of(run_);
+      schedule_ = known != nullptr ? *known : schedule_of(run_);
       split = plan::splits_backward(schedule_);
     }
     const int stages = searched ? cuboid::stages_of(run_) : schedule_.stages;
@@ -487,6 +488,24 @@ struct Predictor::Shapes {
     return index;
   }
 
+  // Schedules that runs of a search share; null for one that is no name. It holds until the next call.
+  std::map<std::tuple<std::string, int, int, int>, Schedule> schedules;  // by name, ranks, micro-batches and stages
+  std::size_t actions = 0;                                               // of all of them
+  const Schedule* schedule(const RunConfig& run) {
+    const auto& names = schedule_names();
+    if (run.max_activations > 0 || std::find(names.begin(), names.end(), run.schedule) == names.end()) return nullptr;
+    constexpr std::size_t kMostActions = 1 << 22;  // 64 MiB
+    if (actions > kMostActions) {
+      schedules.clear();
+      actions = 0;
+    }
+    const std::tuple key(run.schedule, run.grid.degree(Axis::pp), run.micro_batches(), run.virtual_stages);
+    if (const auto found = schedules.find(key); found != schedules.end()) return &found->second;
+    const Schedule& made = schedules.emplace(key, schedule_of(run)).first->second;
+    for (const auto& row : made.rows) actions += row.size();
+    return &made;
+  }
+
   std::map<std::tuple<std::string, int, int>, ScheduleShape> known;  // by name, ranks and virtual stages
   std::vector<std::vector<bool>> boundaries;                         // that have a number
 
@@ -554,7 +573,7 @@ StepPrediction Predictor::predict(const RunConfig& run, const PredictOptions& op
   const Priced& prices = priced(traced, run);
   return Step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid),
               shapes_->flops(model_, run.seq_len))
-      .run();
+      .run(shapes_->schedule(run));
 }
 
 void check_cluster(const Cluster& cluster, const RunConfig& run, Problems& problems) {
