@@ -164,6 +164,7 @@ __global__ void __launch_bounds__(kBlock) run_elements(std::int64_t n, Element e
 template <int V, typename F, typename... Arguments>
 __global__ void __launch_bounds__(kBlock)
     run_packs(std::int64_t items, std::int64_t rows, std::int64_t n, F f, Arguments... a) {
+#pragma unroll 1
   for (std::int64_t i = std::int64_t{blockIdx.x} * kBlock + threadIdx.x; i < items;
        i += std::int64_t{gridDim.x} * kBlock) {
     map_item<V>(f, i, rows, n, a...);
