@@ -154,7 +154,7 @@ void CheckpointWriter::commit(const CheckpointIndex& part) {
     const std::string path = (fs::path(folder_) / checkpoint_name(position.step)).string();
     replace_folder(temporary_folder(), path);
     switch_link((fs::path(folder_) / Checkpoint::kLatestName).string(), checkpoint_name(position.step));
-    remove_old();
+    remove_old(checkpoint_name(position.step));
     if (on_visible_) on_visible_(position, path);
   }
   // Nobody leaves, or saves again, before it is visible.
@@ -162,10 +162,17 @@ void CheckpointWriter::commit(const CheckpointIndex& part) {
   in_flight_.reset();
 }
 
-void CheckpointWriter::remove_old() const {
+void CheckpointWriter::tidy() const {
+  std::error_code none;
+  const fs::path latest = fs::read_symlink(fs::path(folder_) / Checkpoint::kLatestName, none);
+  if (context_.rank != 0 || none) return;
+  remove_partial_checkpoints(folder_);
+  remove_old(latest.string());
+}
+
+void CheckpointWriter::remove_old(const std::string& latest) const {
   if (run_.keep == 0) return;
   const auto all = list_checkpoints(folder_);
-  const std::string latest = checkpoint_name(in_flight_->step);
   auto excess = static_cast<std::int64_t>(all.size()) - run_.keep;
   for (const std::string& path : all) {
     if (excess-- <= 0) break;

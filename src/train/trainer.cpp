@@ -105,7 +105,10 @@ class RankTrainer {
         after_first += Clock::now() - pause;  // throughput is that of training
       }
     }
-    if (writer_) writer_->finish();
+    if (writer_) {
+      writer_->finish();
+      writer_->tidy();
+    }
     if (const int timed = result.steps - first - 1; timed > 0) {
       const double tokens = static_cast<double>(timed) * in_.run.global_batch * in_.run.seq_len;
       result.tokens_per_second = tokens / seconds_since(after_first);

@@ -176,7 +176,7 @@ void check_all_to_all_v(RankContext& self, std::int64_t unit) {
 TEST_P(Collectives, AllToAllOfUnequalParts) {
   run_on_all_sizes([](RankContext& self) {
     for_each_type([&]<typename T>() {
-      for (const std::int64_t unit : {0, 1, 1023, 40007}) check_all_to_all_v<T>(self, unit);
+      for (const std::int64_t unit : {0, 1, 1023, 9001}) check_all_to_all_v<T>(self, unit);
     });
   });
 }

@@ -161,6 +161,17 @@ void kill_until_finished(const Words& grid, int kills, unsigned seed) {
   }
 }
 
+// A run may be killed after its last checkpoint is visible and before it has removed an older one.
+TEST(Fault, ARunWithNothingLeftToDoRemovesWhatAKilledOneLeft) {
+  const fs::path out = fresh_folder("left");
+  const Words words = run_into(out, {"--steps", "4", "--keep", "1"});
+  finished(words);
+  const fs::path checkpoints = out / "checkpoints";
+  fs::copy(checkpoints / "step_00000004", checkpoints / "step_00000002", fs::copy_options::recursive);
+  finished(words);
+  EXPECT_THAT(entries(checkpoints), ::testing::ElementsAre("latest", "step_00000004"));
+}
+
 TEST(Fault, KilledRunsGoOnFromACompleteCheckpoint) {
   kill_until_finished({"--pp", "2"}, 8, 1);
 }

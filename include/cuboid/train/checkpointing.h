@@ -59,6 +59,9 @@ class CheckpointWriter {
   bool in_flight() const { return in_flight_.has_value(); }
   /// Waits for the checkpoint in flight, if any, and makes it visible.
   void finish();
+  /// At the end of a run: removes what runs that were killed between two removals have left, as saving would.
+  /// @pre nothing is in flight
+  void tidy() const;
 
  private:
   struct Background;
@@ -66,7 +69,7 @@ class CheckpointWriter {
   void begin(const Position& position);
   CheckpointIndex write(const std::vector<SliceToWrite>& slices) const;
   void commit(const CheckpointIndex& part);
-  void remove_old() const;
+  void remove_old(const std::string& latest) const;
 
   RankContext& context_;
   const RunConfig& run_;
