@@ -271,13 +271,8 @@ int bench_comm(const Arguments& arguments) {
   add_flags(flags, request);
   add_ranks_flags(flags, request.where);
   Problems problems;
-  flags.parse(arguments, problems);
-  if (flags.help_wanted()) {
-    fmt::print("{}", flags.help());
-    return 0;
-  }
+  if (!flags.read(arguments, problems)) return 0;
   join_job(FabricKind::automatic);
-  flags.apply(problems);
   problems.add_if(request.most < request.least,
                   fmt::format("--max-bytes {}: less than --min-bytes {}", request.most, request.least));
   problems.add_if(!(request.seconds > 0), fmt::format("--seconds {}: must be over 0", request.seconds));

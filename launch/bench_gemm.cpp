@@ -160,12 +160,7 @@ int bench_gemm(const Arguments& arguments) {
   Request request;
   add_flags(flags, request);
   Problems problems;
-  flags.parse(arguments, problems);
-  if (flags.help_wanted()) {
-    fmt::print("{}", flags.help());
-    return 0;
-  }
-  flags.apply(problems);
+  if (!flags.read(arguments, problems)) return 0;
   problems.add_if(!(request.seconds > 0), fmt::format("--seconds {}: must be over 0", request.seconds));
   for (const char* name : {"tp", "micro-batch", "seq-len"}) {
     problems.add_if(request.model.empty() && flags.value_of(name).has_value(),

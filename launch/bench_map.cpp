@@ -378,13 +378,8 @@ int bench_map(const Arguments& arguments) {
   request.bench.run.model = "gpt2-nano";
   add_flags(flags, request);
   Problems problems;
-  flags.parse(arguments, problems);
-  if (flags.help_wanted()) {
-    fmt::print("{}", flags.help());
-    return 0;
-  }
+  if (!flags.read(arguments, problems)) return 0;
   join_job(FabricKind::automatic);
-  flags.apply(problems);
   problems.throw_if_any();
   const ModelConfig model = load_model(request.bench.run.model);
   const RunConfig run = checked_run(request.bench, model, problems);

@@ -105,13 +105,8 @@ int bench_step(const Arguments& arguments) {
              "products, attention, row kernels and the optimizer to them");
   flags.toggle("json", json, "one JSON document");
   Problems problems;
-  flags.parse(arguments, problems);
-  if (flags.help_wanted()) {
-    fmt::print("{}", flags.help());
-    return 0;
-  }
+  if (!flags.read(arguments, problems)) return 0;
   join_job(FabricKind::automatic);
-  flags.apply(problems);
   problems.throw_if_any();
   const ModelConfig model = load_model(bench.run.model);
   const RunConfig run = checked_run(bench, model, problems);

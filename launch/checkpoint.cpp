@@ -197,12 +197,7 @@ int checkpoint_command(const Arguments& arguments) {
       std::find_if(arguments.begin(), arguments.end(), [](const std::string& word) { return word.starts_with("-"); });
   std::vector<std::string> words(arguments.begin(), first_flag);
   Problems problems;
-  flags.parse({first_flag, arguments.end()}, problems);
-  if (flags.help_wanted()) {
-    fmt::print("{}", flags.help());
-    return 0;
-  }
-  flags.apply(problems);
+  if (!flags.read({first_flag, arguments.end()}, problems)) return 0;
   std::vector<std::string> names;
   const Action* chosen = nullptr;
   for (const Action& action : kActions) {

@@ -237,12 +237,7 @@ int data_command(const Arguments& arguments) {
       std::find_if(arguments.begin(), arguments.end(), [](const std::string& word) { return word.starts_with("-"); });
   const std::vector<std::string> words(arguments.begin(), first_flag);
   Problems problems;
-  flags.parse({first_flag, arguments.end()}, problems);
-  if (flags.help_wanted()) {
-    fmt::print("{}", flags.help());
-    return 0;
-  }
-  flags.apply(problems);
+  if (!flags.read({first_flag, arguments.end()}, problems)) return 0;
   const std::string action = words.empty() ? "" : words.front();
   problems.add_if(action != "build" && action != "inspect", fmt::format("data {}: say build or inspect", action));
   problems.add_if(words.size() < 2, "data: give at least one path");

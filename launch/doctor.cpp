@@ -197,12 +197,7 @@ int doctor_command(const Arguments& arguments) {
   bool json = false;
   flags.toggle("json", json, "print one JSON document");
   Problems problems;
-  flags.parse(arguments, problems);
-  if (flags.help_wanted()) {
-    fmt::print("{}", flags.help());
-    return 0;
-  }
-  flags.apply(problems);
+  if (!flags.read(arguments, problems)) return 0;
   problems.throw_if_any();
   Findings findings;
   look_at_cpu(findings);

@@ -157,6 +157,18 @@ std::optional<std::string> Flags::value_of(const std::string& name) const {
   return std::nullopt;
 }
 
+bool Flags::print_help_if_wanted() const {
+  if (help_wanted_) fmt::print("{}", help());
+  return help_wanted_;
+}
+
+bool Flags::read(const std::vector<std::string>& arguments, Problems& problems) {
+  parse(arguments, problems);
+  if (print_help_if_wanted()) return false;
+  apply(problems);
+  return true;
+}
+
 std::string Flags::help() const {
   std::ostringstream out;
   out << "Usage: " << usage_ << "\n\n" << summary_ << "\n";

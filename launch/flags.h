@@ -73,6 +73,12 @@ class Flags {
   /// Stores every parsed value; wrong ones go to problems as "--flag value: why".
   void apply(Problems& problems) const;
 
+  /// parse and apply, for commands that read nothing in between. False if the help was asked for: it has been printed,
+  /// and nothing is to be done.
+  bool read(const std::vector<std::string>& arguments, Problems& problems);
+  /// The same for commands that parse by themselves: prints the help if it was asked for.
+  bool print_help_if_wanted() const;
+
   bool help_wanted() const { return help_wanted_; }
   /// First value given to a flag, if it was given.
   std::optional<std::string> value_of(const std::string& name) const;

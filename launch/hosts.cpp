@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "cuboid/core/error.h"
+#include "cuboid/core/text.h"
 
 namespace cuboid::launch {
 namespace {
@@ -32,27 +33,15 @@ std::optional<int> number_in(std::string_view text) {
   return value;
 }
 
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts(1);
-  for (char c : text) {
-    if (c == separator) {
-      parts.emplace_back();
-    } else {
-      parts.back() += c;
-    }
-  }
-  return parts;
-}
-
 // "001-003,7" as numbers with their padding.
 std::vector<std::string> expand_bracket(const std::string& text, const std::string& whole) {
   const auto fault = [&](const std::string& what) { refuse(fmt::format("host list '{}': {}", whole, what)); };
   if (text.empty()) fault("empty brackets");
   std::vector<std::string> all;
-  for (const std::string& item : split(text, ',')) {
+  for (const std::string_view item : split(text, ',')) {
     const auto dash = item.find('-');
-    const std::string low = item.substr(0, dash);
-    const std::string high = dash == std::string::npos ? low : item.substr(dash + 1);
+    const std::string_view low = item.substr(0, dash);
+    const std::string_view high = dash == std::string::npos ? low : item.substr(dash + 1);
     const auto first = number_in(low);
     const auto last = number_in(high);
     if (!first || !last) fault(fmt::format("'{}' is not a number or a range of numbers", item));
@@ -142,7 +131,7 @@ std::vector<std::string> expand_host_list(const std::string& text) {
 
 std::vector<int> expand_counts(const std::string& text) {
   std::vector<int> counts;
-  for (const std::string& item : split(text, ',')) {
+  for (const std::string_view item : split(text, ',')) {
     const auto open = item.find("(x");
     const auto count = number_in(item.substr(0, open));
     std::optional<int> times = 1;
@@ -208,7 +197,8 @@ std::optional<RankPlace> place_in(const std::string& slot) {
     place.socket = number_in(slot.substr(0, colon));
     if (!place.socket) return {};
   }
-  for (const std::string& item : split(colon == std::string::npos ? slot : slot.substr(colon + 1), ',')) {
+  for (const std::string_view item :
+       split(std::string_view(slot).substr(colon == std::string::npos ? 0 : colon + 1), ',')) {
     const auto dash = item.find('-');
     const auto first = number_in(item.substr(0, dash));
     const auto last = dash == std::string::npos ? first : number_in(item.substr(dash + 1));

@@ -179,12 +179,7 @@ int launch_command(const Arguments& arguments) {
   add_flags(flags, request);
   const auto train = std::find(arguments.begin(), arguments.end(), "train");
   Problems problems;
-  flags.parse({arguments.begin(), train}, problems);
-  if (flags.help_wanted()) {
-    fmt::print("{}", flags.help());
-    return 0;
-  }
-  flags.apply(problems);
+  if (!flags.read({arguments.begin(), train}, problems)) return 0;
   problems.add_if(train == arguments.end(), "name what to launch: cuboid launch [flags] train [flags of train]");
   problems.add_if(!request.hosts.empty() && !request.host_file.empty(), "--hosts and --hostfile: give one of them");
   problems.add_if(request.run && request.form != Form::mpirun, "--run: only the mpirun form can be run");

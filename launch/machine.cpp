@@ -118,8 +118,8 @@ Topology cores_of_this_machine() {
   const auto cores = machine.all(HWLOC_OBJ_CORE);
   for (hwloc_obj_t core : cores) {
     const auto number = static_cast<int>(core->logical_index);
-    kind.devices.push_back({fmt::format("core{}", number), TopologyDeviceKind::core, number, machine.numa_of(core->nodeset),
-                            list_of(core->cpuset), ""});
+    kind.devices.push_back({fmt::format("core{}", number), TopologyDeviceKind::core, number,
+                            machine.numa_of(core->nodeset), list_of(core->cpuset), ""});
     for (hwloc_obj_t other : cores) {
       const bool one_numa = hwloc_bitmap_isequal(core->nodeset, other->nodeset) != 0;
       kind.paths.push_back(core == other                               ? Path{}

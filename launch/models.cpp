@@ -86,8 +86,10 @@ std::string table(const std::vector<Description>& all) {
                         c.layers, c.hidden, c.heads, c.kv_heads, c.vocab, list_of(d.tensor_degrees));
   }
   return text +
-         "\n`cuboid models --model M` describes one. pp may be any number up to the layers, dp any, ep any that divides\n"
-         "the experts. FLOPs are those of a forward pass: 2 for each weight of a matrix that multiplies the token, and\n"
+         "\n`cuboid models --model M` describes one. pp may be any number up to the layers, dp any, ep any that "
+         "divides\n"
+         "the experts. FLOPs are those of a forward pass: 2 for each weight of a matrix that multiplies the token, "
+         "and\n"
          "causal attention over the model's longest sequence, or --seq-len T (2·T·heads·head dim a layer; less with a\n"
          "window). Training takes 3 times that.\n";
 }
@@ -135,12 +137,7 @@ int models_command(const Arguments& arguments) {
   flags.whole("seq-len", seq_len, "tokens of a sequence for the FLOPs of attention; 0: the model's positions", 0);
   flags.toggle("json", json, "print JSON on standard output");
   Problems problems;
-  flags.parse(arguments, problems);
-  if (flags.help_wanted()) {
-    fmt::print("{}", flags.help());
-    return 0;
-  }
-  flags.apply(problems);
+  if (!flags.read(arguments, problems)) return 0;
   problems.throw_if_any();
   if (!model.empty()) {
     const Description one = describe(model, seq_len);

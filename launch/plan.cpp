@@ -193,12 +193,7 @@ int plan_command(const Arguments& arguments) {
   Request request;
   add_flags(flags, request);
   Problems problems;
-  flags.parse(arguments, problems);
-  if (flags.help_wanted()) {
-    fmt::print("{}", flags.help());
-    return 0;
-  }
-  flags.apply(problems);
+  if (!flags.read(arguments, problems)) return 0;
   for (const char* name : {"model", "cluster", "gpus", "global-batch", "seq-len"}) {
     problems.add_if(!flags.value_of(name), fmt::format("--{}: must be given", name));
   }

@@ -118,12 +118,7 @@ int sample_command(const Arguments& arguments) {
   Asked asked;
   add_flags(flags, asked);
   Problems problems;
-  flags.parse(arguments, problems);
-  if (flags.help_wanted()) {
-    fmt::print("{}", flags.help());
-    return 0;
-  }
-  flags.apply(problems);
+  if (!flags.read(arguments, problems)) return 0;
   problems.add_if(asked.from.empty(), "--from: give a run's folder, a checkpoint or a Hugging Face folder");
   problems.throw_if_any();
   const Source source = open_source(asked.from);

@@ -223,12 +223,7 @@ int schedule_command(const Arguments& arguments) {
   Request request;
   add_flags(flags, request);
   Problems problems;
-  flags.parse(arguments, problems);
-  if (flags.help_wanted()) {
-    fmt::print("{}", flags.help());
-    return 0;
-  }
-  flags.apply(problems);
+  if (!flags.read(arguments, problems)) return 0;
   if (request.json) request.format = Format::json;
   check_request(flags, request, problems);
   problems.throw_if_any();

@@ -204,10 +204,7 @@ int simulate_command(const Arguments& arguments) {
   add_simulate_flags(flags, request);
   Problems problems;
   const RunConfig run = read_run(flags, request.draft, arguments, problems);
-  if (flags.help_wanted()) {
-    fmt::print("{}", flags.help());
-    return 0;
-  }
+  if (flags.print_help_if_wanted()) return 0;
   if (request.validate.empty()) return simulate_run(request, run, problems);
   for (const char* name : {"model", "config"}) {
     problems.add_if(flags.value_of(name).has_value(),

@@ -232,10 +232,7 @@ int train_command(const Arguments& arguments) {
   Problems problems;
   collect(problems, [] { join_job(FabricKind::automatic); });  // so that one process speaks for all from here on
   const RunConfig run = read_run(flags, draft, arguments, problems);
-  if (flags.help_wanted()) {
-    fmt::print("{}", flags.help());
-    return 0;
-  }
+  if (flags.print_help_if_wanted()) return 0;
   Fabric fabric;
   collect(problems, [&] { fabric = {join_job(draft.fabric), draft.ranks_per_process}; });
   std::optional<Cluster> cluster;

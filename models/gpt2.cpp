@@ -1,8 +1,9 @@
 // GPT-2 (Radford et al. 2019): learned positions, pre-norm layers, biases everywhere, tanh GELU, tied head.
 #include <cmath>
 
-#include "families.h"
 #include "cuboid/models/parts.h"
+
+#include "families.h"
 
 namespace cuboid {
 namespace {

@@ -24,22 +24,6 @@ std::int64_t bytes_of(std::int64_t elements, DType dtype) {
   return elements * static_cast<std::int64_t>(size_of(dtype));
 }
 
-TraceOptions trace_options(const RunConfig& run, int tp_rank) {
-  TraceOptions options;
-  options.tp = run.grid.degree(Axis::tp);
-  options.cp = run.grid.degree(Axis::cp);
-  options.ep = run.grid.degree(Axis::ep);
-  options.tp_rank = tp_rank;
-  options.sequence_parallel = run.sequence_parallel;
-  options.recompute = run.recompute;
-  options.micro_batch = run.micro_batch;
-  options.seq_len = run.seq_len;
-  options.dtype = run.dtype;
-  options.reduce_dtype = run.reduce_dtype;
-  options.dropout = run.dropout;
-  return options;
-}
-
 /// A stage on one rank: its blocks, and its buckets.
 struct StageUse {
   std::vector<const TracedBlock*> blocks;

@@ -28,19 +28,12 @@ std::size_t at(int i) {
   return static_cast<std::size_t>(i);
 }
 
-TraceOptions trace_options(const RunConfig& run, const SoftwareStack& stack) {
-  TraceOptions options;
-  options.tp = run.grid.degree(Axis::tp);
-  options.ep = run.grid.degree(Axis::ep);
-  options.sequence_parallel = run.sequence_parallel;
-  options.recompute = run.recompute;
+TraceOptions traced_options(const RunConfig& run, const SoftwareStack& stack) {
+  TraceOptions options = trace_options(run);
   // Recomputing attention's core is not something a trace has: it is priced apart.
   if (stack.selective_attention && run.recompute == Recompute::selective) options.recompute = Recompute::none;
-  options.micro_batch = run.micro_batch;
-  options.seq_len = run.seq_len / run.grid.degree(Axis::cp);
-  options.dtype = run.dtype;
-  options.reduce_dtype = run.reduce_dtype;
-  options.dropout = run.dropout;
+  // Nor is a split context: a part of it is traced, and split_context adds what the parts exchange.
+  options.seq_len = run.seq_len / options.cp;
   return options;
 }
 
@@ -573,8 +566,7 @@ const ModelTrace& Predictor::trace(const RunConfig& run) {
 }
 
 Predictor::Cached& Predictor::cached(const RunConfig& run) {
-  TraceOptions options = trace_options(run, cluster_.stack);
-  options.cp = run.grid.degree(Axis::cp);
+  const TraceOptions options = traced_options(run, cluster_.stack);
   for (const auto& cached : traces_) {
     if (cached->options == options) return *cached;
   }

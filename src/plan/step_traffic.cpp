@@ -65,18 +65,7 @@ void add_data_axis(const RunConfig& run, double parameters, Counts& counts) {
 }  // namespace
 
 Traffic step_traffic(const RunConfig& run, const ModelConfig& model) {
-  TraceOptions options;
-  options.tp = run.grid.degree(Axis::tp);
-  options.cp = run.grid.degree(Axis::cp);
-  options.ep = run.grid.degree(Axis::ep);
-  options.sequence_parallel = run.sequence_parallel;
-  options.recompute = run.recompute;
-  options.micro_batch = run.micro_batch;
-  options.seq_len = run.seq_len;
-  options.dtype = run.dtype;
-  options.reduce_dtype = run.reduce_dtype;
-  options.dropout = run.dropout;
-  const ModelTrace trace = trace_model(model, options);
+  const ModelTrace trace = trace_model(model, trace_options(run));
   const PipelineLayout layout = plan_pipeline(run, model);
   const double micro_batches = run.micro_batches();
   const auto stages = static_cast<int>(layout.stage_layers.size());

@@ -5,6 +5,22 @@
 
 namespace cuboid {
 
+TraceOptions trace_options(const RunConfig& run, int tp_rank) {
+  TraceOptions options;
+  options.tp = run.grid.degree(Axis::tp);
+  options.cp = run.grid.degree(Axis::cp);
+  options.ep = run.grid.degree(Axis::ep);
+  options.tp_rank = tp_rank;
+  options.sequence_parallel = run.sequence_parallel;
+  options.recompute = run.recompute;
+  options.micro_batch = run.micro_batch;
+  options.seq_len = run.seq_len;
+  options.dtype = run.dtype;
+  options.reduce_dtype = run.reduce_dtype;
+  options.dropout = run.dropout;
+  return options;
+}
+
 int ModelTrace::kind_of_layer(int layer) const {
   if (layers.size() == 1 && layer >= 0 && layer < layers.front().repeat) return 0;
   for (std::size_t kind = 0; kind < layers.size(); ++kind) {

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "cuboid/core/error.h"
+#include "cuboid/core/text.h"
 
 namespace cuboid {
 namespace {
@@ -43,16 +44,6 @@ std::string_view trim(std::string_view text) {
   const auto first = text.find_first_not_of(kBlanks);
   if (first == std::string_view::npos) return {};
   return text.substr(first, text.find_last_not_of(kBlanks) - first + 1);
-}
-
-std::vector<std::string_view> split(std::string_view text, char separator) {
-  std::vector<std::string_view> parts;
-  while (true) {
-    const auto end = text.find(separator);
-    parts.push_back(text.substr(0, end));
-    if (end == std::string_view::npos) return parts;
-    text.remove_prefix(end + 1);
-  }
 }
 
 class Reader {

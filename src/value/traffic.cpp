@@ -23,18 +23,6 @@ std::optional<double> positive(std::string_view text) {
   return value;
 }
 
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts(1);
-  for (char c : text) {
-    if (c == separator) {
-      parts.emplace_back();
-    } else {
-      parts.back() += c;
-    }
-  }
-  return parts;
-}
-
 }  // namespace
 
 const char* name_of(CommOperation operation) {
@@ -66,12 +54,12 @@ double bus_factor(CommOperation operation, int n) {
 Traffic parse_traffic(const std::string& text) {
   Traffic traffic;
   Problems problems;
-  for (const std::string& item : split(text, ',')) {
+  for (const std::string_view item : split(text, ',')) {
     const auto equals = item.find('=');
     const auto axis =
         std::find_if(kAxes.begin(), kAxes.end(), [&](Axis a) { return item.substr(0, equals) == name_of(a); });
     const auto parts = split(equals == std::string::npos ? "" : item.substr(equals + 1), ':');
-    const auto operation = comm_operation(parts.front());
+    const auto operation = comm_operation(std::string(parts.front()));
     const auto bytes = parts.size() > 1 ? positive(parts[1]) : std::nullopt;
     const auto count = parts.size() > 2 ? positive(parts[2]) : std::optional<double>(1);
     if (axis == kAxes.end() || !operation || !bytes || !count || parts.size() > 3) {

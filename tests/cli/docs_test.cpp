@@ -36,7 +36,8 @@ std::vector<std::vector<std::string>> commands_of(const std::string& text) {
 TEST(Docs, CommandsWork) {
   const fs::path source = CUBOID_SOURCE_DIR;
   const fs::path folder = fresh_folder("docs");
-  for (const char* name : {"README.md", "docs", "tests", "launch", "benchmarks"}) fs::create_symlink(source / name, folder / name);
+  for (const char* name : {"README.md", "docs", "tests", "launch", "benchmarks"})
+    fs::create_symlink(source / name, folder / name);
   std::vector<fs::path> pages = {source / "README.md"};
   for (const auto& entry : fs::directory_iterator(source / "docs")) {
     if (entry.path().extension() == ".md") pages.push_back(entry.path());

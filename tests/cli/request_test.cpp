@@ -121,9 +121,8 @@ TEST(Requests, WhatIsMissing) {
 
 TEST(Requests, ModelThatCannotFitInMemory) {
   const std::string data = kOracle + "/tokens.bin";
-  expect_refused(
-      {"train", "--model", "llama3.1-70b", "--dp", "1000", "--global-batch", "1000", "--data", data},
-      {"--model llama3.1-70b: the 1000 ranks here need 1 PiB for parameters, gradients and optimizer"});
+  expect_refused({"train", "--model", "llama3.1-70b", "--dp", "1000", "--global-batch", "1000", "--data", data},
+                 {"--model llama3.1-70b: the 1000 ranks here need 1 PiB for parameters, gradients and optimizer"});
   // 2 GB for each of 1000 replicas, but no more than 2 GB sharded over them (then only the output is wrong).
   Words words = {"train",
                  "--model",

@@ -69,7 +69,8 @@ TEST(HostLists, MixedListsAndSeveralBrackets) {
   for (int i = 0; i < 99; ++i) ranges += ",0-199999";
   EXPECT_THAT(refusal([&] { expand_host_list("n[" + ranges + "]"); }), HasSubstr("too long"));
   EXPECT_THAT(refusal([&] { expand_host_list("n[0-199999],m[0-199999]"); }), HasSubstr("too many hosts"));
-  EXPECT_THAT(refusal([] { expand_host_list("n[" + std::string(900, '0') + "-99999]"); }), HasSubstr("too many digits"));
+  EXPECT_THAT(refusal([] { expand_host_list("n[" + std::string(900, '0') + "-99999]"); }),
+              HasSubstr("too many digits"));
   EXPECT_THAT(refusal([] { expand_host_list(""); }), HasSubstr("empty item"));
   EXPECT_THAT(refusal([] { expand_host_list("a b"); }), HasSubstr("' ' cannot be"));
 }
@@ -77,7 +78,8 @@ TEST(HostLists, MixedListsAndSeveralBrackets) {
 TEST(Counts, TasksPerNode) {
   EXPECT_THAT(expand_counts("2(x2),1"), ElementsAre(2, 2, 1));
   EXPECT_THAT(expand_counts("7"), ElementsAre(7));
-  for (const char* bad : {"", "2(x", "2(x0)", "x2", "2,,1", "-1", "1(x200000),1(x200000)"}) refusal([&] { expand_counts(bad); });
+  for (const char* bad : {"", "2(x", "2(x0)", "x2", "2,,1", "-1", "1(x200000),1(x200000)"})
+    refusal([&] { expand_counts(bad); });
 }
 
 TEST(HostFiles, SlotsAndComments) {

@@ -82,20 +82,7 @@ TEST(Experts, SgdMovesEveryWeightAlikeOnEveryGrid) {
                                Layout{.tp = 2, .pp = 2, .sequence_parallel = true, .schedule = "zb-h1", .ep = 2}}) {
     const Learned other = learn_on(layout, kSteps);
     for (std::size_t s = 0; s < kSteps; ++s) EXPECT_NEAR(other.losses[s], one.losses[s], 1e-5 * one.losses[s]);
-    for (const auto& [name, expected] : one.weights) {
-      double moved = 0;
-      double weight = 0;
-      double apart = 0;
-      for (std::size_t i = 0; i < expected.size(); ++i) {
-        moved += std::pow(double{expected[i]} - start.weights.at(name)[i], 2);
-        weight += std::pow(double{expected[i]}, 2);
-        apart += std::pow(double{other.weights.at(name)[i]} - expected[i], 2);
-      }
-      // As for dense models (invariance_test.cpp).
-      const double tolerance = kSteps * 1.2e-7 * std::sqrt(weight) + 2e-5 * std::sqrt(moved);
-      EXPECT_LE(std::sqrt(apart), tolerance) << name_of(layout) << ": " << name;
-      EXPECT_GT(std::sqrt(moved), 10 * tolerance) << name << " hardly moved: the test would see nothing";
-    }
+    expect_near_weights(other, one, start, kSteps, name_of(layout));
   }
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include <fmt/format.h>
+#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "cuboid/formats/hf_config.h"
@@ -180,6 +181,24 @@ StepReader batch_reader(const ExpectedBatch& batch) {
     std::copy(batch.targets[index(i)].begin(), batch.targets[index(i)].end(), targets.begin());
     return true;
   };
+}
+
+void expect_near_weights(const Learned& other, const Learned& one, const Learned& start, int steps,
+                         const std::string& of) {
+  for (const auto& [name, expected] : one.weights) {
+    double moved = 0;
+    double weight = 0;
+    double apart = 0;
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      moved += std::pow(double{expected[i]} - start.weights.at(name)[i], 2);
+      weight += std::pow(double{expected[i]}, 2);
+      apart += std::pow(double{other.weights.at(name)[i]} - expected[i], 2);
+    }
+    // Rounding of every stored step, and gradients that differ by what float32 sums of some thousand terms may.
+    const double tolerance = steps * 1.2e-7 * std::sqrt(weight) + 2e-5 * std::sqrt(moved);
+    EXPECT_LE(std::sqrt(apart), tolerance) << of << ": " << name;
+    EXPECT_GT(std::sqrt(moved), 10 * tolerance) << name << " hardly moved: the test would see nothing";
+  }
 }
 
 Learned learn(const RunConfig& run, const ModelConfig& model, const StepReader& read) {

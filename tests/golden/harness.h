@@ -78,6 +78,9 @@ struct Learned {
   std::map<std::string, std::vector<float>> weights;  ///< global, by parameter
   std::string weights_hash;
 };
+/// Expects every weight of a run of so many steps of SGD to be where another run's is, to rounding.
+void expect_near_weights(const Learned& other, const Learned& one, const Learned& start, int steps,
+                         const std::string& of);
 Learned learn(const RunConfig& run, const ModelConfig& model, const StepReader& read);
 
 /// Logits (T·V) of sequence 0 of the reader's first batch at the stored weights.

@@ -18,6 +18,9 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 /// "a, b, c".
 std::string join(const std::vector<std::string>& items, std::string_view separator = ", ");
 
+/// The parts between separators, one more than there are of them. @pre the text outlives them
+std::vector<std::string_view> split(std::string_view text, char separator);
+
 /// The shortest decimal that reads back as the same double, with a point or exponent: "0.1", "1.0", "1e-08", "inf".
 std::string exact(double value);
 

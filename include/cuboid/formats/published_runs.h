@@ -13,10 +13,10 @@ namespace cuboid {
 
 struct PublishedRun {
   std::string id;
-  std::string source;  ///< title
-  std::string gpu;     ///< "A100-SXM4-80GB"
+  std::string source;     ///< title
+  std::string gpu;        ///< "A100-SXM4-80GB"
   std::string precision;  ///< as the source calls it: "fp16", "bf16 with fp32 grad accumulation"
-  std::string note;    ///< the entry's doubt about its own figures, if it states one
+  std::string note;       ///< the entry's doubt about its own figures, if it states one
   ModelConfig model;
   RunConfig run;
   std::optional<double> step_seconds;  ///< measured

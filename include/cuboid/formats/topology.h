@@ -31,8 +31,8 @@ std::string write_topology(const Topology& topology);
 ///         not there
 Topology parse_topology(std::string_view text, const std::string& source);
 
-/// Whichever of the formats the file has. Of a cluster's TOML (formats/cluster_file.h) so many devices are taken; 0: two
-/// nodes. @throws Error{request} also for a file that is none of them
+/// Whichever of the formats the file has. Of a cluster's TOML (formats/cluster_file.h) so many devices are taken; 0:
+/// two nodes. @throws Error{request} also for a file that is none of them
 Topology read_topology(const std::string& path, int cluster_devices = 0);
 
 }  // namespace cuboid

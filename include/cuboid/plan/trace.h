@@ -92,6 +92,9 @@ struct TraceOptions {
   friend bool operator==(const TraceOptions&, const TraceOptions&) = default;
 };
 
+/// The share of a run's micro-batch that a rank of this tensor coordinate has.
+TraceOptions trace_options(const RunConfig& run, int tp_rank = 0);
+
 struct ModelTrace {
   TraceOptions options;
   TracedBlock embedding;
