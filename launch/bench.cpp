@@ -41,6 +41,10 @@ void add_ranks_flags(Flags& flags, BenchRanks& where) {
   flags.real("deadline", where.deadline, "longest wait for another rank, in seconds", "SECONDS");
 }
 
+int ranks_per_process(int world, const BenchRanks& where) {
+  return job() == nullptr ? world : where.ranks_per_process;
+}
+
 std::vector<std::string> hosts_of_ranks(int world, const BenchRanks& where) {
   std::vector<std::string> hosts;
   if (Processes* all = job()) {

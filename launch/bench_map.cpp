@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cuboid/core/log.h"
+#include "cuboid/core/median.h"
 #include "cuboid/core/svg.h"
 #include "cuboid/core/text.h"
 #include "cuboid/core/units.h"
@@ -26,7 +27,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr double kFitSeconds = 0.1;  // of each measurement before the fit
-constexpr int kFitPasses = 2;
+constexpr int kFitPasses = 3;
+constexpr double kLeastWeight = 0.02;
 constexpr std::int64_t kSmallBytes = 4096;
 constexpr const char* kUsage = "cuboid bench map --model M --tp N --pp N --dp N [flags]";
 constexpr const char* kSummary =
@@ -51,10 +53,6 @@ struct Mapping {
   double predicted_comm = 0;
   std::vector<double> comm, step;  // seconds of each round
 
-  static double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
-  }
   double comm_seconds() const { return median(comm); }
   double step_seconds() const { return median(step); }
 };
@@ -165,22 +163,20 @@ double together(RankContext& self, const std::function<void()>& work) {
   return time.data<double>()[0];
 }
 
-// Ranks that are threads of one process.
-int ranks_a_process(const BenchRanks& where, int world) {
-  return job() == nullptr ? world : where.ranks_per_process;
-}
-
 std::vector<LevelFit> measured_levels(HostedRanks& hosted, const Request& request, const Grid& grid,
                                       const Traffic& traffic) {
   // The operations of this very step, in the sizes that most of its bytes have and in a small one.
   CommPlan plan;
   plan.seconds = kFitSeconds;
   std::map<double, double> bytes_in;  // by size
-  std::map<CommOperation, double> bytes_by;
+  std::map<std::pair<CommOperation, std::int64_t>, double> bytes_by;
   double all_bytes = 0;
+  const auto size_of_traffic = [](const AxisTraffic& t) {
+    return std::max<std::int64_t>(4, static_cast<std::int64_t>(t.bytes));
+  };
   for (const AxisTraffic& t : traffic) {
     bytes_in[t.bytes] += t.bytes * t.count;
-    bytes_by[t.operation] += t.bytes * t.count;
+    bytes_by[{t.operation, size_of_traffic(t)}] += t.bytes * t.count;
     all_bytes += t.bytes * t.count;
     const bool known = std::find(plan.operations.begin(), plan.operations.end(), t.operation) != plan.operations.end();
     if (!known) plan.operations.push_back(t.operation);
@@ -190,30 +186,37 @@ std::vector<LevelFit> measured_levels(HostedRanks& hosted, const Request& reques
   std::sort(sizes.rbegin(), sizes.rend());
   plan.sizes = {kSmallBytes};
   for (std::size_t i = 0; i < std::min<std::size_t>(sizes.size(), 2); ++i) {
-    plan.sizes.push_back(std::max<std::int64_t>(4, static_cast<std::int64_t>(sizes[i].second)));
+    const auto size = std::max<std::int64_t>(4, static_cast<std::int64_t>(sizes[i].second));
+    if (size != kSmallBytes) plan.sizes.push_back(size);
   }
   for (Axis axis : kAxes) {
     if (grid.degree(axis) > 1) plan.axes.push_back({axis});
   }
-  // Under the first and the last axis order, so that axes are seen inside hosts and across them; in turn, and of each
-  // sample the fastest pass counts: what else the machines do only ever adds.
+  // Under the first and the last axis order, so that axes are seen inside hosts and across them; in turn against what
+  // drifts, and of each sample the median counts.
   std::vector<GridSamples> measured = {{grid, {}}, {Grid(grid.degrees(), "pp-dp-ep-cp-tp"), {}}};
+  std::vector<std::vector<std::vector<CommSample>>> passes(measured.size());
   run_on_ranks(grid.world(), request.where, 1, [&](RankContext& self) {
-    const bool keeps = self.rank % ranks_a_process(request.where, grid.world()) == 0;  // one of each process
+    const bool keeps = self.rank % ranks_per_process(grid.world(), request.where) == 0;  // one of each process
     for (int pass = 0; pass < kFitPasses; ++pass) {
-      for (GridSamples& set : measured) {
-        const auto samples = measure_comm(Groups(set.grid, *self.world), self.device, plan);
-        if (keeps && pass == 0) set.samples = samples;
-        for (std::size_t i = 0; keeps && i < samples.size(); ++i) {
-          if (samples[i].times.mean < set.samples[i].times.mean) set.samples[i] = samples[i];
-        }
+      for (std::size_t g = 0; g < measured.size(); ++g) {
+        auto samples = measure_comm(Groups(measured[g].grid, *self.world), self.device, plan);
+        if (keeps) passes[g].push_back(std::move(samples));
         self.world->barrier();
       }
     }
   });
-  // What the step does most counts most, and what it hardly does still a little.
-  for (GridSamples& set : measured) {
-    for (CommSample& sample : set.samples) sample.weight = std::max(0.02, bytes_by[sample.operation] / all_bytes);
+  for (std::size_t g = 0; g < measured.size(); ++g) {
+    measured[g].samples = passes[g].front();
+    for (std::size_t i = 0; i < measured[g].samples.size(); ++i) {
+      CommSample& sample = measured[g].samples[i];
+      std::vector<double> means;
+      for (const auto& pass : passes[g]) means.push_back(pass[i].times.mean);
+      sample.times.mean = median(means);
+      // What the step does most counts most, and what it hardly does still a little.
+      const auto share = bytes_by.find({sample.operation, static_cast<std::int64_t>(sample.bytes)});
+      sample.weight = std::max(kLeastWeight, share == bytes_by.end() ? 0 : share->second / all_bytes);
+    }
   }
   return fit_levels(hosted, measured);
 }
@@ -264,7 +267,7 @@ Verdict judge(const std::vector<Mapping>& all, const std::string& choice) {
       if (m.comm_seconds() * 1.1 < n.comm_seconds() && m.predicted_comm >= n.predicted_comm) ++verdict.disagreements;
     }
   }
-  verdict.computing = Mapping::median(rest);
+  verdict.computing = median(rest);
   verdict.choice_is_best = chosen <= 1.02 * fastest;
   verdict.worst_to_best = slowest / fastest;
   return verdict;
@@ -387,7 +390,7 @@ int bench_map(const Arguments& arguments) {
   problems.add_if(run.grid.world() < 2, "the grid has one rank: there is nothing to place");
   problems.throw_if_any();
   const auto hosts = hosts_of_ranks(run.grid.world(), request.where);
-  HostedRanks hosted = topology_of_hosts(hosts);
+  HostedRanks hosted = topology_of_hosts(hosts, ranks_per_process(run.grid.world(), request.where));
   const Traffic traffic = step_traffic(run, model);
 
   std::vector<LevelFit> fits;

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cuboid/core/log.h"
+#include "cuboid/core/median.h"
 #include "cuboid/core/random.h"
 #include "cuboid/core/units.h"
 #include "cuboid/formats/cluster_file.h"
@@ -33,11 +34,6 @@ constexpr std::int64_t kProduct = 512;
 
 double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 struct Times {
@@ -92,6 +88,7 @@ int bench_step(const Arguments& arguments) {
   BenchRun bench;
   BenchRanks where;
   int rounds = 5;
+  int samples = kStepSamples;
   std::string save;
   bool json = false;
   bench.run.model = "gpt2-nano";
@@ -101,12 +98,14 @@ int bench_step(const Arguments& arguments) {
   flags.section("Measurement");
   flags.whole("rounds", rounds, "steps measured, after one to warm up", 1, 10'000);
   flags.text("save", "FILE.toml", save,
-             "cluster file: also time steps of eight small models with a rank on every core, and fit the rates of "
-             "products, attention, row kernels and the optimizer to them");
+             "cluster file: also time steps of small models with a rank on every core, and fit the rates of products, "
+             "attention, row kernels, messages and the optimizer to them");
+  flags.whole("samples", samples, "small models of --save: fewer are quicker and say less", 1, kStepSamples);
   flags.toggle("json", json, "one JSON document");
   Problems problems;
   if (!flags.read(arguments, problems)) return 0;
   join_job(FabricKind::automatic);
+  problems.add_if(save.empty() && flags.value_of("samples").has_value(), "--samples: says nothing without --save");
   problems.throw_if_any();
   const ModelConfig model = load_model(bench.run.model);
   const RunConfig run = checked_run(bench, model, problems);
@@ -121,8 +120,8 @@ int bench_step(const Arguments& arguments) {
   std::string fitted;
   if (!save.empty()) {
     std::error_code ignored;
-    const StepFit fit =
-        fit_steps(load_cluster(std::filesystem::exists(save, ignored) ? save : "cpu-local"), run.dtype, rounds);
+    const StepFit fit = fit_steps(load_cluster(std::filesystem::exists(save, ignored) ? save : "cpu-local"), run.dtype,
+                                  rounds, samples);
     write_durably(save, write_cluster_file(fit.cluster));
     log::info("wrote " + save);
     fitted = fit_text(fit);

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "cuboid/core/median.h"
 #include "cuboid/core/text.h"
 #include "cuboid/core/units.h"
 #include "cuboid/formats/cluster_file.h"
@@ -13,12 +14,11 @@
 namespace cuboid::launch {
 namespace {
 
-double median_of(std::vector<double> values) {
+// The first step warms up.
+double settled(std::vector<double> values) {
   if (values.empty()) return 0;
-  if (values.size() > 1) values.erase(values.begin());  // the first step warms up
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+  if (values.size() > 1) values.erase(values.begin());
+  return median(std::move(values));
 }
 
 std::string origin_of(const std::string& asked) {
@@ -32,7 +32,7 @@ std::string origin_of(const std::string& asked) {
 StepComparison compare_step(const Cluster& cluster, const std::string& asked, RunConfig run, const ModelConfig& model,
                             const RunStart& start, std::vector<double> step_seconds) {
   StepComparison comparison;
-  comparison.measured = median_of(std::move(step_seconds));
+  comparison.measured = settled(std::move(step_seconds));
   comparison.cluster = cluster.name;
   comparison.origin = origin_of(asked);
   Problems problems;

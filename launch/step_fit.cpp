@@ -11,6 +11,7 @@
 
 #include "cuboid/comm/ranks.h"
 #include "cuboid/core/error.h"
+#include "cuboid/core/median.h"
 #include "cuboid/core/units.h"
 #include "cuboid/formats/hf_config.h"
 #include "cuboid/kernels/kernels.h"
@@ -23,66 +24,88 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Small and less small, both families of layers, long and short sequences.
+// Small and less small, both families of layers, long and short sequences, split over tensor ranks and not; the first
+// few already have some of each.
 struct Sample {
   const char* model;
   int seq_len;
   int micro_batch;
+  int tp;
 };
-constexpr Sample kSamples[] = {{"gpt2-nano", 64, 1},    {"gpt2-nano", 256, 2},  {"gpt2-micro", 128, 1},
-                               {"gpt2-micro", 512, 1},  {"llama-nano", 64, 1},  {"llama-nano", 256, 2},
-                               {"llama-micro", 128, 1}, {"llama-micro", 512, 1}};
-constexpr int kMicroBatches = 3;  // of a rank and step; the shortest counts
+constexpr Sample kSamples[] = {{"gpt2-nano", 64, 1, 1},   {"llama-nano", 256, 2, 1},  {"gpt2-nano", 128, 1, 2},
+                               {"llama-micro", 64, 1, 1}, {"gpt2-micro", 256, 1, 1},  {"llama-nano", 64, 1, 2},
+                               {"gpt2-nano", 256, 2, 1},  {"llama-micro", 256, 1, 2}, {"gpt2-micro", 128, 1, 2},
+                               {"llama-nano", 128, 1, 1}};
+static_assert(std::size(kSamples) == kStepSamples);
+constexpr int kMicroBatches = 3;  // of a rank and step
+constexpr int kPasses = 2;        // over the samples: what drifts meets all of them
 
 // What a pass takes is a sum of these, each at a rate to be found.
-enum Term { kProducts, kFill, kLaunch, kRows, kAttention, kAttentionGradient, kFixed, kTerms };
+enum Term { kProducts, kFill, kLaunch, kRows, kAttention, kAttentionGradient, kMessages, kTerms };
 using Terms = std::array<double, kTerms>;
-
-// What else the machine does only ever adds.
-double shortest(const std::vector<double>& values) {
-  return *std::min_element(values.begin(), values.end());
-}
 
 double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+// The cluster with every rate at 1 and what adds to them at 0.
+Cluster unit_cluster(Cluster cluster) {
+  cluster.device.bfloat16_flops = cluster.device.float32_flops = 1;
+  cluster.device.memory_bandwidth = 1e300;
+  cluster.stack.matmul_efficiency = cluster.stack.attention_efficiency = 1;
+  cluster.stack.attention_backward_efficiency = cluster.stack.memory_efficiency = cluster.stack.row_traffic = 1;
+  cluster.stack.launch_seconds = cluster.stack.matmul_fill = 0;
+  cluster.levels.front().latency = 1;
+  cluster.levels.front().link_bandwidth = 1e300;
+  return cluster;
+}
+
 // How often each rate counts in a pass: the cost model's own formulas, with one rate at 1 and the others free.
-Terms terms_of(const TracedPass& pass, const Cluster& cluster) {
-  Cluster flops = cluster;
-  flops.device.bfloat16_flops = flops.device.float32_flops = 1;
-  flops.device.memory_bandwidth = 1e300;
-  flops.stack.matmul_efficiency = flops.stack.attention_efficiency = flops.stack.attention_backward_efficiency = 1;
-  flops.stack.memory_efficiency = flops.stack.row_traffic = 1;
-  flops.stack.launch_seconds = flops.stack.matmul_fill = 0;
-  Cluster filled = flops;
+Terms terms_of(const TracedPass& pass, const Cluster& cluster, const GroupPlacement& tensor) {
+  const Cluster unit = unit_cluster(cluster);
+  Cluster filled = unit;
   filled.stack.matmul_fill = 1;
-  Cluster bytes = flops;
+  Cluster bytes = unit;
   bytes.device.memory_bandwidth = 1;
   Terms terms{};
   for (const TracedEvent& event : pass.events) {
-    const auto* kernel = std::get_if<TracedKernel>(&event);
-    if (kernel == nullptr) continue;
+    if (const auto* message = std::get_if<TracedCommunication>(&event)) {
+      terms[kMessages] += collective_seconds(unit, tensor, message->operation, message->bytes);
+      continue;
+    }
+    const auto& kernel = std::get<TracedKernel>(event);
     terms[kLaunch] += 1;
-    switch (kernel->kind) {
+    switch (kernel.kind) {
       case TracedKernel::Kind::matmul:
-        terms[kProducts] += kernel_seconds(flops, *kernel);
-        terms[kFill] += kernel_seconds(filled, *kernel) - kernel_seconds(flops, *kernel);
+        terms[kProducts] += kernel_seconds(unit, kernel);
+        terms[kFill] += kernel_seconds(filled, kernel) - kernel_seconds(unit, kernel);
         break;
       case TracedKernel::Kind::attention:
-        terms[kernel->gradient ? kAttentionGradient : kAttention] += kernel_seconds(flops, *kernel);
+        terms[kernel.gradient ? kAttentionGradient : kAttention] += kernel_seconds(unit, kernel);
         break;
       case TracedKernel::Kind::other:
-        terms[kRows] += kernel_seconds(bytes, *kernel);
+        terms[kRows] += kernel_seconds(bytes, kernel);
         break;
     }
   }
   return terms;
 }
 
+// What the messages' bytes take: their bandwidth is known.
+double bytes_seconds(const TracedPass& pass, Cluster cluster, const GroupPlacement& tensor) {
+  cluster.levels.front().latency = 0;
+  double seconds = 0;
+  for (const TracedEvent& event : pass.events) {
+    const auto* message = std::get_if<TracedCommunication>(&event);
+    if (message != nullptr) seconds += collective_seconds(cluster, tensor, message->operation, message->bytes);
+  }
+  return seconds;
+}
+
 struct MeasuredPass {
   std::string what;
   Terms terms{};
+  double known = 0;  // seconds of it that need no fit
   double seconds = 0;
 };
 
@@ -120,27 +143,29 @@ std::array<double, N> non_negative_fit(const std::vector<std::pair<std::array<do
 }
 
 struct Times {
-  std::vector<double> forward, backward, update;
+  std::vector<double> forward, backward;
+  std::vector<double> rest;  // of a step: all but passes and what is sent
 };
 
-Times measure(const RunConfig& run, const ModelConfig& model, int rounds) {
+void measure(const RunConfig& run, const ModelConfig& model, int rounds, Times& times) {
   const PipelineLayout layout = plan_pipeline(run, model);
-  Times times;
   run_ranks(run.grid.world(), [&](RankContext& self) {
     StepRunner runner(self, run, model, layout);
-    for (int round = -1; round < rounds; ++round) {
+    for (int round = -1; round < rounds; ++round) {  // the first warms up
       self.world->barrier();
+      const auto start = Clock::now();
       runner.step(round + 1);
+      double rest = since(start);
       if (round < 0 || self.rank != 0) continue;
       for (const Span& span : runner.spans()) {
         const double seconds = span.end - span.begin;
         if (span.action.kind == ActionKind::forward) times.forward.push_back(seconds);
         if (span.action.kind == ActionKind::backward) times.backward.push_back(seconds);
-        if (span.action.kind == ActionKind::step) times.update.push_back(seconds);
+        if (span.action.kind != ActionKind::step) rest -= seconds;
       }
+      times.rest.push_back(rest);
     }
   });
-  return times;
 }
 
 // Bytes/s that sums of arrays move, on all cores at once.
@@ -158,7 +183,7 @@ double measured_bandwidth(int cores) {
       if (self.rank == 0) times.push_back(since(start));
     }
   });
-  return 3.0 * kElements * sizeof(float) / shortest(times);
+  return 3.0 * kElements * sizeof(float) / median(times);
 }
 
 void set_rates(Cluster& cluster, const Terms& rates, DType dtype) {
@@ -178,68 +203,97 @@ void set_rates(Cluster& cluster, const Terms& rates, DType dtype) {
   stack.matmul_fill = rates[kFill] / rates[kProducts];
   stack.launch_seconds = rates[kLaunch];
   stack.row_traffic = std::max(1e-3, rates[kRows] * cluster.device.memory_bandwidth * stack.memory_efficiency);
-  stack.micro_batch_seconds = 2 * rates[kFixed];
+  stack.micro_batch_seconds = 0;
+  if (rates[kMessages] > 0) cluster.levels.front().latency = rates[kMessages];
+}
+
+// A sample's run: on every core a rank.
+RunConfig run_of(const Sample& sample, DType dtype, int cores) {
+  const int tp = cores % sample.tp == 0 ? sample.tp : 1;
+  RunConfig run;
+  run.grid = Grid({{tp, 1, 1, cores / tp, 1}}, Grid::kDefaultOrder);
+  run.seq_len = sample.seq_len;
+  run.micro_batch = sample.micro_batch;
+  run.global_batch = kMicroBatches * sample.micro_batch * run.grid.degree(Axis::dp);
+  run.dtype = dtype;
+  return run;
+}
+
+struct Measured {
+  std::vector<MeasuredPass> passes;                                // F and B of each sample
+  std::vector<std::pair<std::array<double, 2>, double>> the_rest;  // parameters and 1; seconds
+};
+
+void add_sample(const Sample& sample, const RunConfig& run, const Times& times, const Cluster& cluster,
+                Measured& measured) {
+  const ModelTrace trace = trace_model(load_model(sample.model), trace_options(run));
+  const GroupPlacement tensor = place_group(cluster, run.grid, {Axis::tp});
+  MeasuredPass forward{fmt::format("{}, {} x {} tokens, tp {}, F", sample.model, sample.micro_batch, sample.seq_len,
+                                   run.grid.degree(Axis::tp)),
+                       {},
+                       0,
+                       median(times.forward)};
+  MeasuredPass backward = forward;
+  backward.what.back() = 'B';
+  backward.seconds = median(times.backward);
+  double parameters = 0;
+  const auto add = [&](const TracedBlock& block) {
+    const auto add_pass = [&](MeasuredPass& sum, const TracedPass& pass) {
+      const Terms terms = terms_of(pass, cluster, tensor);
+      for (std::size_t i = 0; i < kTerms; ++i) sum.terms[i] += block.repeat * terms[i];
+      sum.known += block.repeat * bytes_seconds(pass, cluster, tensor);
+    };
+    add_pass(forward, block.forward);
+    add_pass(backward, block.backward);
+    parameters += static_cast<double>(block.repeat * block.parameters.local);
+  };
+  add(trace.embedding);
+  for (const TracedBlock& layer : trace.layers) add(layer);
+  add(trace.head);
+  measured.passes.push_back(forward);
+  measured.passes.push_back(backward);
+  measured.the_rest.push_back({{parameters, 1.0}, median(times.rest)});
 }
 
 }  // namespace
 
-StepFit fit_steps(Cluster cluster, DType dtype, int rounds) {
+StepFit fit_steps(Cluster cluster, DType dtype, int rounds, int samples) {
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  std::vector<MeasuredPass> passes;
-  std::vector<std::pair<std::array<double, 2>, double>> updates;
-  for (const Sample& sample : kSamples) {
-    const ModelConfig model = load_model(sample.model);
-    RunConfig run;
-    run.grid = Grid({{1, 1, 1, cores, 1}}, Grid::kDefaultOrder);
-    run.seq_len = sample.seq_len;
-    run.micro_batch = sample.micro_batch;
-    run.global_batch = kMicroBatches * sample.micro_batch * cores;
-    run.dtype = dtype;
-    TraceOptions options;
-    options.micro_batch = run.micro_batch;
-    options.seq_len = run.seq_len;
-    options.dtype = dtype;
-    options.reduce_dtype = run.reduce_dtype;
-    const ModelTrace trace = trace_model(model, options);
-    const Times times = measure(run, model, rounds);
-    MeasuredPass forward{fmt::format("{}, {} x {} tokens, F", sample.model, sample.micro_batch, sample.seq_len),
-                         {},
-                         shortest(times.forward)};
-    MeasuredPass backward = forward;
-    backward.what.back() = 'B';
-    backward.seconds = shortest(times.backward);
-    const auto add = [&](const TracedBlock& block) {
-      const Terms f = terms_of(block.forward, cluster);
-      const Terms b = terms_of(block.backward, cluster);
-      for (std::size_t i = 0; i < kTerms; ++i) {
-        forward.terms[i] += block.repeat * f[i];
-        backward.terms[i] += block.repeat * b[i];
-      }
-    };
-    add(trace.embedding);
-    for (const TracedBlock& layer : trace.layers) add(layer);
-    add(trace.head);
-    forward.terms[kFixed] = backward.terms[kFixed] = 1;
-    passes.push_back(forward);
-    passes.push_back(backward);
-    updates.push_back({{static_cast<double>(trace.total_parameters), 1.0}, shortest(times.update)});
-  }
   cluster.device.shared_cores = cores;
   cluster.device.processors = 1;
   cluster.device.memory_bandwidth = measured_bandwidth(cores);
   cluster.stack.memory_efficiency = 1;
+  const auto count = static_cast<std::size_t>(samples);
+  std::vector<Times> times(count);
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int share = rounds / kPasses + (pass < rounds % kPasses ? 1 : 0);
+    for (std::size_t i = 0; i < count && share > 0; ++i) {
+      measure(run_of(kSamples[i], dtype, cores), load_model(kSamples[i].model), share, times[i]);
+    }
+  }
+  Measured measured;
+  for (std::size_t i = 0; i < count; ++i) {
+    add_sample(kSamples[i], run_of(kSamples[i], dtype, cores), times[i], cluster, measured);
+  }
   std::vector<std::pair<Terms, double>> rows;
-  for (const MeasuredPass& pass : passes) rows.emplace_back(pass.terms, pass.seconds);
+  for (const MeasuredPass& pass : measured.passes) {
+    rows.emplace_back(pass.terms, std::max(pass.seconds - pass.known, 0.1 * pass.seconds));
+  }
   const Terms rates = non_negative_fit(rows);
   set_rates(cluster, rates, dtype);
-  const auto update = non_negative_fit(updates);
-  cluster.stack.optimizer_traffic = update[0] * cluster.device.memory_bandwidth;
-  cluster.stack.step_seconds = update[1];
+  const auto rest = non_negative_fit(measured.the_rest);
+  cluster.stack.optimizer_traffic = rest[0] * cluster.device.memory_bandwidth;
+  cluster.stack.step_seconds = rest[1];
   StepFit fit{std::move(cluster), {}};
-  for (const MeasuredPass& pass : passes) {
-    double predicted = 0;
+  for (const MeasuredPass& pass : measured.passes) {
+    double predicted = pass.known;
     for (std::size_t i = 0; i < kTerms; ++i) predicted += rates[i] * pass.terms[i];
     fit.passes.push_back({pass.what, pass.seconds, predicted});
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto& [terms, seconds] = measured.the_rest[i];
+    fit.passes.push_back({fmt::format("{}, tp {}, the step's rest", kSamples[i].model, kSamples[i].tp), seconds,
+                          rest[0] * terms[0] + rest[1] * terms[1]});
   }
   return fit;
 }
@@ -247,7 +301,7 @@ StepFit fit_steps(Cluster cluster, DType dtype, int rounds) {
 std::string fit_text(const StepFit& fit) {
   std::string text;
   for (const FittedPass& pass : fit.passes) {
-    text += fmt::format("{:<34} measured {:>9}, fitted {:>9}  {:+.0f} %\n", pass.what, human_seconds(pass.measured),
+    text += fmt::format("{:<44} measured {:>9}, fitted {:>9}  {:+.0f} %\n", pass.what, human_seconds(pass.measured),
                         human_seconds(pass.predicted), 100 * (pass.predicted / pass.measured - 1));
   }
   return text;

@@ -10,7 +10,11 @@
 
 namespace cuboid::launch {
 
-/// A pass, F or B of one micro-batch of a whole model, as measured and as the fitted cluster prices it.
+/// Steps of small models that a fit may use.
+inline constexpr int kStepSamples = 10;
+
+/// A pass, F or B of one micro-batch of a whole model, or the rest of a step, as measured and as the fitted cluster
+/// prices it.
 struct FittedPass {
   std::string what;
   double measured = 0;   ///< seconds
@@ -23,11 +27,14 @@ struct StepFit {
 };
 
 /// Fits to the cluster: rate and fill of matrix products, launch-seconds, bandwidth and traffic of row kernels,
-/// attention's efficiencies, the fixed time of a micro-batch and a step, the optimizer's traffic, and the cores that
-/// ranks share. Coefficients are those of plan/cost.h, by least squares of relative errors with none below 0.
-/// @param rounds  steps of each model, after one that warms up
+/// attention's efficiencies, the first level's latency as a step meets it (of a rank that waits and sleeps, not of one
+/// that only sends), the fixed time of a step, the optimizer's traffic, and the cores that ranks share. Coefficients
+/// are those of plan/cost.h, by least squares of relative errors with none below 0, of median times.
+/// @param cluster  its first level's bandwidth is taken as it is
+/// @param rounds   steps of each sample, after one that warms up
+/// @param samples  how many samples, from 1 to kStepSamples
 /// @throws Error{failed} if the measured times say nothing of matrix products
-StepFit fit_steps(Cluster cluster, DType dtype, int rounds);
+StepFit fit_steps(Cluster cluster, DType dtype, int rounds, int samples);
 
 /// The fit beside what was measured, a line a pass.
 std::string fit_text(const StepFit& fit);

@@ -228,7 +228,7 @@ std::vector<PairSample> measure_pairs(Communicator& world, const Device& device,
   return samples;
 }
 
-HostedRanks topology_of_hosts(const std::vector<std::string>& host_of_rank) {
+HostedRanks topology_of_hosts(const std::vector<std::string>& host_of_rank, int ranks_per_process) {
   std::vector<std::string> hosts;
   std::vector<int> counts;
   for (const auto& host : host_of_rank) {
@@ -263,7 +263,7 @@ HostedRanks topology_of_hosts(const std::vector<std::string>& host_of_rank) {
   // Devices are counted host by host, ranks as they come.
   std::vector<int> next(hosts.size(), 0);
   for (std::size_t h = 1; h < hosts.size(); ++h) next[h] = next[h - 1] + counts[h - 1];
-  HostedRanks ranks{std::move(topology), {}};
+  HostedRanks ranks{std::move(topology), {}, ranks_per_process};
   for (const auto& host : host_of_rank) {
     ranks.device_of_rank.push_back(
         next[static_cast<std::size_t>(std::find(hosts.begin(), hosts.end(), host) - hosts.begin())]++);
@@ -362,6 +362,16 @@ LevelFit solve(const std::string& name, const std::vector<Equation>& equations) 
   return fit;
 }
 
+// Whether all neighbours along the axis are threads of one process.
+bool within_processes(const Grid& grid, Axis axis, const HostedRanks& ranks) {
+  for (const auto& group : grid.groups(axis)) {
+    for (int rank : group) {
+      if (rank / ranks.ranks_per_process != group.front() / ranks.ranks_per_process) return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 std::vector<LevelFit> fit_levels(HostedRanks& ranks, const std::vector<GridSamples>& measured) {
@@ -381,8 +391,7 @@ std::vector<LevelFit> fit_levels(HostedRanks& ranks, const std::vector<GridSampl
       const double host_volume = seconds({0, 1}, {0, 1e30});
       const double network_volume = seconds({0, 1e30}, {0, 1});
       const bool crosses = network_volume > 1e-12 * sample.bytes;
-      // Between threads a send hands memory over and moves nothing.
-      if (!crosses && sample.operation == CommOperation::send) continue;
+      if (sample.operation == CommOperation::send && within_processes(grid, sample.axes.front(), ranks)) continue;
       const double steps = crosses ? seconds({0, 1e30}, {1, 1e30}) : seconds({1, 1e30}, {0, 1e30});
       (crosses ? network : host)
           .push_back({steps, crosses ? network_volume : host_volume, sample.times.mean, sample.bytes, sample.weight});

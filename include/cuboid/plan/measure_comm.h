@@ -65,8 +65,10 @@ std::vector<PairSample> measure_pairs(Communicator& world, const Device& device,
 struct HostedRanks {
   Topology topology;
   std::vector<int> device_of_rank;
+  int ranks_per_process = 1;  ///< ranks that are threads of one process: what they send is handed over
 };
-HostedRanks topology_of_hosts(const std::vector<std::string>& host_of_rank);
+/// @pre a process's ranks follow each other
+HostedRanks topology_of_hosts(const std::vector<std::string>& host_of_rank, int ranks_per_process);
 
 /// Latency and bandwidth of a level.
 struct LevelFit {
@@ -86,8 +88,8 @@ struct GridSamples {
 };
 
 /// Least squares of relative errors of mean times (what a link carries for a while, not in its first burst) over the
-/// samples in which a level is the slowest, with the coefficients that the
-/// model of place.h gives each sample; samples of several axes at once are left out.
+/// samples in which a level is the slowest, with the coefficients that the model of place.h gives each sample. Left out
+/// are samples of several axes at once, and sends between threads, which move nothing.
 /// @return the levels that the samples show; the topology of `ranks` gets their numbers, and a note where one is not
 /// shown
 std::vector<LevelFit> fit_levels(HostedRanks& ranks, const std::vector<GridSamples>& measured);
