@@ -1,6 +1,7 @@
 // Checks of kernels' arguments, the same for every device, and the sizes they go by.
 #pragma once
 
+#include <algorithm>
 #include <string>
 
 #include "cuboid/kernels/kernels.h"
@@ -45,6 +46,15 @@ inline void expect_shape(const Tensor& tensor, DType dtype, const Shape& shape, 
                std::string(name) + ": " + name_of(dtype) + " " + to_string(shape) + " expected, got " +
                    (tensor.defined() ? std::string(name_of(tensor.dtype())) + " " + to_string(tensor.shape())
                                      : std::string("no tensor")));
+}
+
+/// Memory whose squares are added in double before they join an exact sum, in bytes; buffers begin at multiples of it.
+inline constexpr std::size_t kSquaresLine = 256;
+/// Elements up to the first line boundary in a tensor: lines are those of its buffer and not of this view.
+inline std::int64_t elements_before_line(const Tensor& x) {
+  const std::size_t misalignment = reinterpret_cast<std::uintptr_t>(x.raw()) % kSquaresLine;
+  const std::size_t bytes = misalignment == 0 ? 0 : kSquaresLine - misalignment;
+  return std::min(x.elements(), static_cast<std::int64_t>(bytes / size_of(x.dtype())));
 }
 
 /// Sizes of a fused projection whose q and k heads are normed one by one.

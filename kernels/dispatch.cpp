@@ -2,21 +2,31 @@
 #include "kernels/attention_sizes.h"
 #include "kernels/check.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/cuda/cuda.h"
 #include "kernels/meta/meta.h"
 
 namespace cuboid::kernels {
 namespace {
 
-// Runs a kernel that is bound by memory; `cpu` is called with the device and the arguments.
-template <typename Cpu, typename... Arguments>
-void run(const Device& device, const Operands& operands, Cpu&& cpu, Arguments&&... arguments) {
+// Runs a kernel that is bound by memory; `cpu` or `cuda` is called with the device and the arguments.
+template <typename Cpu, typename Cuda, typename... Arguments>
+void run(const Device& device, const Operands& operands, Cpu&& cpu, Cuda&& cuda, Arguments&&... arguments) {
   switch (device.kind()) {
     case DeviceKind::cpu:
       return cpu(device, std::forward<Arguments>(arguments)...);
+    case DeviceKind::cuda:
+      return cuda(device, std::forward<Arguments>(arguments)...);
     case DeviceKind::meta:
       return meta::other(device, operands);
   }
 }
+
+// The kernels of experts on a GPU, of which there are none yet; requests for a model with experts on one are refused
+// before anything starts.
+[[noreturn]] void refuse_experts() {
+  throw Error(ErrorKind::request, "experts are computed on the CPU only so far");
+}
+constexpr auto kNoExperts = [](const auto&...) { refuse_experts(); };
 
 }  // namespace
 
@@ -44,6 +54,8 @@ void matmul(const Device& device, const Tensor& a, const Tensor& b, const Tensor
   switch (device.kind()) {
     case DeviceKind::cpu:
       return cpu::matmul(device, a, b, c, options, bias);
+    case DeviceKind::cuda:
+      return cuda::matmul(device, a, b, c, options, bias);
     case DeviceKind::meta:
       return meta::matmul(device, a, b, c, options, bias);
   }
@@ -52,7 +64,7 @@ void matmul(const Device& device, const Tensor& a, const Tensor& b, const Tensor
 void add_column_sum(const Device& device, const Tensor& x, const Tensor& out) {
   expect_floating(x, "add_column_sum: x");
   expect(out, compute_type(x.dtype()), row_length(x), "add_column_sum: out");
-  run(device, {"add_column_sum", {&x, &out}, {&out}}, cpu::add_column_sum, x, out);
+  run(device, {"add_column_sum", {&x, &out}, {&out}}, cpu::add_column_sum, cuda::add_column_sum, x, out);
 }
 
 // ---------------------------------------------------------------- norms
@@ -65,8 +77,8 @@ void layer_norm(const Device& device, const Tensor& x, const Tensor& weight, con
   expect_like(y, x, "layer_norm: y");
   expect(mean, compute_type(x.dtype()), row_count(x), "layer_norm: mean");
   expect(rstd, compute_type(x.dtype()), row_count(x), "layer_norm: rstd");
-  run(device, {"layer_norm", {&x, &weight, &bias}, {&y, &mean, &rstd}}, cpu::layer_norm, x, weight, bias, eps, y, mean,
-      rstd);
+  run(device, {"layer_norm", {&x, &weight, &bias}, {&y, &mean, &rstd}}, cpu::layer_norm, cuda::layer_norm, x, weight,
+      bias, eps, y, mean, rstd);
 }
 
 void layer_norm_input_gradient(const Device& device, const Tensor& dy, const Tensor& x, const Tensor& weight,
@@ -78,7 +90,7 @@ void layer_norm_input_gradient(const Device& device, const Tensor& dy, const Ten
   expect(rstd, compute_type(x.dtype()), row_count(x), "layer_norm_input_gradient: rstd");
   expect_like(dx, x, "layer_norm_input_gradient: dx");
   run(device, {"layer_norm_input_gradient", {&dy, &x, &weight, &mean, &rstd}, {&dx}}, cpu::layer_norm_input_gradient,
-      dy, x, weight, mean, rstd, dx);
+      cuda::layer_norm_input_gradient, dy, x, weight, mean, rstd, dx);
 }
 
 void layer_norm_weight_gradient(const Device& device, const Tensor& dy, const Tensor& x, const Tensor& mean,
@@ -90,7 +102,7 @@ void layer_norm_weight_gradient(const Device& device, const Tensor& dy, const Te
   expect(dweight, compute_type(x.dtype()), row_length(x), "layer_norm_weight_gradient: dweight");
   expect(dbias, compute_type(x.dtype()), row_length(x), "layer_norm_weight_gradient: dbias");
   run(device, {"layer_norm_weight_gradient", {&dy, &x, &mean, &rstd, &dweight, &dbias}, {&dweight, &dbias}},
-      cpu::layer_norm_weight_gradient, dy, x, mean, rstd, dweight, dbias);
+      cpu::layer_norm_weight_gradient, cuda::layer_norm_weight_gradient, dy, x, mean, rstd, dweight, dbias);
 }
 
 void rms_norm(const Device& device, const Tensor& x, const Tensor& weight, double offset, double eps, const Tensor& y,
@@ -99,7 +111,7 @@ void rms_norm(const Device& device, const Tensor& x, const Tensor& weight, doubl
   expect(weight, x.dtype(), row_length(x), "rms_norm: weight");
   expect_like(y, x, "rms_norm: y");
   expect(rstd, compute_type(x.dtype()), row_count(x), "rms_norm: rstd");
-  run(device, {"rms_norm", {&x, &weight}, {&y, &rstd}}, cpu::rms_norm, x, weight, offset, eps, y, rstd);
+  run(device, {"rms_norm", {&x, &weight}, {&y, &rstd}}, cpu::rms_norm, cuda::rms_norm, x, weight, offset, eps, y, rstd);
 }
 
 void rms_norm_input_gradient(const Device& device, const Tensor& dy, const Tensor& x, const Tensor& weight,
@@ -109,8 +121,8 @@ void rms_norm_input_gradient(const Device& device, const Tensor& dy, const Tenso
   expect(weight, x.dtype(), row_length(x), "rms_norm_input_gradient: weight");
   expect(rstd, compute_type(x.dtype()), row_count(x), "rms_norm_input_gradient: rstd");
   expect_like(dx, x, "rms_norm_input_gradient: dx");
-  run(device, {"rms_norm_input_gradient", {&dy, &x, &weight, &rstd}, {&dx}}, cpu::rms_norm_input_gradient, dy, x,
-      weight, offset, rstd, dx);
+  run(device, {"rms_norm_input_gradient", {&dy, &x, &weight, &rstd}, {&dx}}, cpu::rms_norm_input_gradient,
+      cuda::rms_norm_input_gradient, dy, x, weight, offset, rstd, dx);
 }
 
 void rms_norm_weight_gradient(const Device& device, const Tensor& dy, const Tensor& x, const Tensor& rstd,
@@ -119,8 +131,8 @@ void rms_norm_weight_gradient(const Device& device, const Tensor& dy, const Tens
   expect_like(dy, x, "rms_norm_weight_gradient: dy");
   expect(rstd, compute_type(x.dtype()), row_count(x), "rms_norm_weight_gradient: rstd");
   expect(dweight, compute_type(x.dtype()), row_length(x), "rms_norm_weight_gradient: dweight");
-  run(device, {"rms_norm_weight_gradient", {&dy, &x, &rstd, &dweight}, {&dweight}}, cpu::rms_norm_weight_gradient, dy,
-      x, rstd, dweight);
+  run(device, {"rms_norm_weight_gradient", {&dy, &x, &rstd, &dweight}, {&dweight}}, cpu::rms_norm_weight_gradient,
+      cuda::rms_norm_weight_gradient, dy, x, rstd, dweight);
 }
 
 void rms_norm_heads(const Device& device, const Tensor& qkv, const Tensor& q_weight, const Tensor& k_weight, double eps,
@@ -131,8 +143,8 @@ void rms_norm_heads(const Device& device, const Tensor& qkv, const Tensor& q_wei
   expect(q_weight, qkv.dtype(), s.D, "rms_norm_heads: q_weight");
   expect(k_weight, qkv.dtype(), s.D, "rms_norm_heads: k_weight");
   expect_like(y, qkv, "rms_norm_heads: y");
-  run(device, {"rms_norm_heads", {&qkv, &q_weight, &k_weight}, {&y, &rstd}}, cpu::rms_norm_heads, qkv, q_weight,
-      k_weight, eps, heads, kv_heads, y, rstd);
+  run(device, {"rms_norm_heads", {&qkv, &q_weight, &k_weight}, {&y, &rstd}}, cpu::rms_norm_heads, cuda::rms_norm_heads,
+      qkv, q_weight, k_weight, eps, heads, kv_heads, y, rstd);
 }
 
 void rms_norm_heads_input_gradient(const Device& device, const Tensor& dy, const Tensor& qkv, const Tensor& q_weight,
@@ -146,7 +158,8 @@ void rms_norm_heads_input_gradient(const Device& device, const Tensor& dy, const
   expect_like(dy, qkv, "rms_norm_heads_input_gradient: dy");
   expect_like(dqkv, qkv, "rms_norm_heads_input_gradient: dqkv");
   run(device, {"rms_norm_heads_input_gradient", {&dy, &qkv, &q_weight, &k_weight, &rstd}, {&dqkv}},
-      cpu::rms_norm_heads_input_gradient, dy, qkv, q_weight, k_weight, rstd, heads, kv_heads, dqkv);
+      cpu::rms_norm_heads_input_gradient, cuda::rms_norm_heads_input_gradient, dy, qkv, q_weight, k_weight, rstd, heads,
+      kv_heads, dqkv);
 }
 
 void rms_norm_heads_weight_gradient(const Device& device, const Tensor& dy, const Tensor& qkv, const Tensor& rstd,
@@ -159,7 +172,8 @@ void rms_norm_heads_weight_gradient(const Device& device, const Tensor& dy, cons
   expect(dq_weight, compute_type(qkv.dtype()), s.D, "rms_norm_heads_weight_gradient: dq_weight");
   expect(dk_weight, compute_type(qkv.dtype()), s.D, "rms_norm_heads_weight_gradient: dk_weight");
   run(device, {"rms_norm_heads_weight_gradient", {&dy, &qkv, &rstd, &dq_weight, &dk_weight}, {&dq_weight, &dk_weight}},
-      cpu::rms_norm_heads_weight_gradient, dy, qkv, rstd, heads, kv_heads, dq_weight, dk_weight);
+      cpu::rms_norm_heads_weight_gradient, cuda::rms_norm_heads_weight_gradient, dy, qkv, rstd, heads, kv_heads,
+      dq_weight, dk_weight);
 }
 
 // ---------------------------------------------------------------- elementwise
@@ -167,14 +181,14 @@ void rms_norm_heads_weight_gradient(const Device& device, const Tensor& dy, cons
 void gelu(const Device& device, const Tensor& x, const Tensor& y) {
   expect_floating(x, "gelu: x");
   expect_like(y, x, "gelu: y");
-  run(device, {"gelu", {&x}, {&y}}, cpu::gelu, x, y);
+  run(device, {"gelu", {&x}, {&y}}, cpu::gelu, cuda::gelu, x, y);
 }
 
 void gelu_gradient(const Device& device, const Tensor& dy, const Tensor& x, const Tensor& dx) {
   expect_floating(x, "gelu_gradient: x");
   expect_like(dy, x, "gelu_gradient: dy");
   expect_like(dx, x, "gelu_gradient: dx");
-  run(device, {"gelu_gradient", {&dy, &x}, {&dx}}, cpu::gelu_gradient, dy, x, dx);
+  run(device, {"gelu_gradient", {&dy, &x}, {&dx}}, cpu::gelu_gradient, cuda::gelu_gradient, dy, x, dx);
 }
 
 namespace {
@@ -191,45 +205,49 @@ void expect_gated(const Tensor& gate_up, const Tensor& half, const std::string& 
 
 void swiglu(const Device& device, const Tensor& gate_up, const Tensor& y) {
   expect_gated(gate_up, y, "swiglu: y");
-  run(device, {"swiglu", {&gate_up}, {&y}}, cpu::swiglu, gate_up, y);
+  run(device, {"swiglu", {&gate_up}, {&y}}, cpu::swiglu, cuda::swiglu, gate_up, y);
 }
 
 void swiglu_gradient(const Device& device, const Tensor& dy, const Tensor& gate_up, const Tensor& dgate_up) {
   expect_gated(gate_up, dy, "swiglu_gradient: dy");
   expect_like(dgate_up, gate_up, "swiglu_gradient: dgate_up");
-  run(device, {"swiglu_gradient", {&dy, &gate_up}, {&dgate_up}}, cpu::swiglu_gradient, dy, gate_up, dgate_up);
+  run(device, {"swiglu_gradient", {&dy, &gate_up}, {&dgate_up}}, cpu::swiglu_gradient, cuda::swiglu_gradient, dy,
+      gate_up, dgate_up);
 }
 
 void geglu(const Device& device, const Tensor& gate_up, const Tensor& y) {
   expect_gated(gate_up, y, "geglu: y");
-  run(device, {"geglu", {&gate_up}, {&y}}, cpu::geglu, gate_up, y);
+  run(device, {"geglu", {&gate_up}, {&y}}, cpu::geglu, cuda::geglu, gate_up, y);
 }
 
 void geglu_gradient(const Device& device, const Tensor& dy, const Tensor& gate_up, const Tensor& dgate_up) {
   expect_gated(gate_up, dy, "geglu_gradient: dy");
   expect_like(dgate_up, gate_up, "geglu_gradient: dgate_up");
-  run(device, {"geglu_gradient", {&dy, &gate_up}, {&dgate_up}}, cpu::geglu_gradient, dy, gate_up, dgate_up);
+  run(device, {"geglu_gradient", {&dy, &gate_up}, {&dgate_up}}, cpu::geglu_gradient, cuda::geglu_gradient, dy, gate_up,
+      dgate_up);
 }
 
 void add(const Device& device, const Tensor& a, const Tensor& b, const Tensor& c) {
   expect_floating(a, "add: a");
   expect_like(b, a, "add: b");
   expect_like(c, a, "add: c");
-  run(device, {"add", {&a, &b}, {&c}}, cpu::add, a, b, c);
+  run(device, {"add", {&a, &b}, {&c}}, cpu::add, cuda::add, a, b, c);
 }
 
 void add_bias(const Device& device, const Tensor& x, const Tensor& bias, const Tensor& y) {
   expect_floating(x, "add_bias: x");
   expect(bias, x.dtype(), row_length(x), "add_bias: bias");
   expect_like(y, x, "add_bias: y");
-  run(device, {"add_bias", {&x, &bias}, {&y}}, cpu::add_bias, x, bias, y);
+  run(device, {"add_bias", {&x, &bias}, {&y}}, cpu::add_bias, cuda::add_bias, x, bias, y);
 }
 
 void convert(const Device& device, const float* numbers, const Tensor& out) {
   expect_floating(out, "convert: out");
   if (out.elements() == 0) return;
   // Overloads have no single address to pass on.
-  run(device, {"convert", {}, {&out}}, [&](const Device& d) { cpu::convert(d, numbers, out); });
+  run(
+      device, {"convert", {}, {&out}}, [&](const Device& d) { cpu::convert(d, numbers, out); },
+      [&](const Device& d) { cuda::convert(d, numbers, out); });
 }
 
 void convert(const Device& device, const Tensor& from, const Tensor& to) {
@@ -237,12 +255,14 @@ void convert(const Device& device, const Tensor& from, const Tensor& to) {
   if (from.dtype() == to.dtype()) return device.copy(from, to);
   expect_floating(from, "convert: from");
   if (from.dtype() != DType::float32) expect(to, DType::float32, from.elements(), "convert: to");
-  run(device, {"convert", {&from}, {&to}}, [&](const Device& d) { cpu::convert(d, from, to); });
+  run(
+      device, {"convert", {&from}, {&to}}, [&](const Device& d) { cpu::convert(d, from, to); },
+      [&](const Device& d) { cuda::convert(d, from, to); });
 }
 
 void scale(const Device& device, const Tensor& t, double factor) {
   expect_floating(t, "scale: t");
-  run(device, {"scale", {&t}, {&t}}, cpu::scale, t, factor);
+  run(device, {"scale", {&t}, {&t}}, cpu::scale, cuda::scale, t, factor);
 }
 
 // ---------------------------------------------------------------- dropout
@@ -252,7 +272,7 @@ void dropout(const Device& device, const Tensor& x, const Dropout& mask, const T
   expect_floating(x, "dropout: x");
   expect_like(y, x, "dropout: y");
   CUBOID_CHECK(x.shape().rank() == 3, "dropout: x is " + to_string(x.shape()) + ", not (T,B,C)");
-  run(device, {"dropout", {&x}, {&y}}, cpu::dropout, x, mask, y);
+  run(device, {"dropout", {&x}, {&y}}, cpu::dropout, cuda::dropout, x, mask, y);
 }
 
 void dropout_add(const Device& device, const Tensor& x, const Tensor& residual, const Dropout& mask, const Tensor& y) {
@@ -261,7 +281,7 @@ void dropout_add(const Device& device, const Tensor& x, const Tensor& residual, 
   expect_like(y, x, "dropout_add: y");
   expect_like(residual, x, "dropout_add: residual");
   CUBOID_CHECK(x.shape().rank() == 3, "dropout_add: x is " + to_string(x.shape()) + ", not (T,B,C)");
-  run(device, {"dropout_add", {&x, &residual}, {&y}}, cpu::dropout_add, x, residual, mask, y);
+  run(device, {"dropout_add", {&x, &residual}, {&y}}, cpu::dropout_add, cuda::dropout_add, x, residual, mask, y);
 }
 
 // ---------------------------------------------------------------- attention
@@ -308,14 +328,15 @@ void expect_attention(const Tensor& q, const Tensor& k, const Tensor& v, const T
 void split_heads(const Device& device, const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& q,
                  const Tensor& k, const Tensor& v) {
   expect_heads(qkv, cos, sin, q, k, v);
-  run(device, {"split_heads", {&qkv, &cos, &sin}, {&q, &k, &v}}, cpu::split_heads, qkv, cos, sin, q, k, v);
+  run(device, {"split_heads", {&qkv, &cos, &sin}, {&q, &k, &v}}, cpu::split_heads, cuda::split_heads, qkv, cos, sin, q,
+      k, v);
 }
 
 void split_heads_gradient(const Device& device, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,
                           const Tensor& sin, const Tensor& dqkv) {
   expect_heads(dqkv, cos, sin, dq, dk, dv);
-  run(device, {"split_heads_gradient", {&dq, &dk, &dv, &cos, &sin}, {&dqkv}}, cpu::split_heads_gradient, dq, dk, dv,
-      cos, sin, dqkv);
+  run(device, {"split_heads_gradient", {&dq, &dk, &dv, &cos, &sin}, {&dqkv}}, cpu::split_heads_gradient,
+      cuda::split_heads_gradient, dq, dk, dv, cos, sin, dqkv);
 }
 
 void attention(const Device& device, const Tensor& q, const Tensor& k, const Tensor& v, const Dropout& mask,
@@ -324,6 +345,8 @@ void attention(const Device& device, const Tensor& q, const Tensor& k, const Ten
   switch (device.kind()) {
     case DeviceKind::cpu:
       return cpu::attention(device, q, k, v, mask, out, log_sum, window);
+    case DeviceKind::cuda:
+      return cuda::attention(device, q, k, v, mask, out, log_sum, window);
     case DeviceKind::meta:
       return meta::attention(device, {"attention", {&q, &k, &v}, {&out, &log_sum}}, q, k, window, false);
   }
@@ -340,6 +363,8 @@ void attention_gradient(const Device& device, const Tensor& dout, const Tensor& 
   switch (device.kind()) {
     case DeviceKind::cpu:
       return cpu::attention_gradient(device, dout, q, k, v, out, log_sum, mask, dq, dk, dv, window);
+    case DeviceKind::cuda:
+      return cuda::attention_gradient(device, dout, q, k, v, out, log_sum, mask, dq, dk, dv, window);
     case DeviceKind::meta:
       return meta::attention(device, {"attention_gradient", {&dout, &q, &k, &v, &out, &log_sum}, {&dq, &dk, &dv}}, q, k,
                              window, true);
@@ -374,28 +399,28 @@ void embedding(const Device& device, const Tensor& tokens, const Tensor& table, 
                const Tensor& y) {
   expect_table(y, table, y.dtype(), "embedding");
   expect(tokens, DType::int32, row_count(y), "embedding: tokens");
-  run(device, {"embedding", {&y, &tokens}, {&y}}, cpu::embedding, tokens, table, first_row, y);
+  run(device, {"embedding", {&y, &tokens}, {&y}}, cpu::embedding, cuda::embedding, tokens, table, first_row, y);
 }
 
 void embedding_gradient(const Device& device, const Tensor& tokens, const Tensor& dy, std::int64_t first_row,
                         const Tensor& dtable) {
   expect_table(dy, dtable, compute_type(dy.dtype()), "embedding_gradient");
   expect(tokens, DType::int32, row_count(dy), "embedding_gradient: tokens");
-  run(device, {"embedding_gradient", {&dy, &tokens, &dy}, {&dy}}, cpu::embedding_gradient, tokens, dy, first_row,
-      dtable);
+  run(device, {"embedding_gradient", {&dy, &tokens, &dy}, {&dy}}, cpu::embedding_gradient, cuda::embedding_gradient,
+      tokens, dy, first_row, dtable);
 }
 
 void add_positions(const Device& device, const Tensor& x, const Tensor& table, std::int64_t first_position) {
   expect_positions(x, table, x.dtype(), first_position, "add_positions");
   const Tensor rows = table.narrow(first_position, x.dim(0));
-  run(device, {"add_positions", {&x, &rows}, {&x}}, cpu::add_positions, x, table, first_position);
+  run(device, {"add_positions", {&x, &rows}, {&x}}, cpu::add_positions, cuda::add_positions, x, table, first_position);
 }
 
 void add_positions_gradient(const Device& device, const Tensor& dy, std::int64_t first_position, const Tensor& dtable) {
   expect_positions(dy, dtable, compute_type(dy.dtype()), first_position, "add_positions_gradient");
   const Tensor rows = dtable.narrow(first_position, dy.dim(0));
-  run(device, {"add_positions_gradient", {&dy, &rows}, {&rows}}, cpu::add_positions_gradient, dy, first_position,
-      dtable);
+  run(device, {"add_positions_gradient", {&dy, &rows}, {&rows}}, cpu::add_positions_gradient,
+      cuda::add_positions_gradient, dy, first_position, dtable);
 }
 
 // ---------------------------------------------------------------- cross-entropy
@@ -410,15 +435,16 @@ void cross_entropy_statistics(const Device& device, const Tensor& logits, const 
   expect(row_sum, logits.dtype(), rows, "cross_entropy_statistics: row_sum");
   expect(target_logit, logits.dtype(), rows, "cross_entropy_statistics: target_logit");
   run(device, {"cross_entropy_statistics", {&logits, &targets}, {&row_max, &row_sum, &target_logit}},
-      cpu::cross_entropy_statistics, logits, targets, first_row, row_max, row_sum, target_logit);
+      cpu::cross_entropy_statistics, cuda::cross_entropy_statistics, logits, targets, first_row, row_max, row_sum,
+      target_logit);
 }
 
 void rescale_sum(const Device& device, const Tensor& local_max, const Tensor& global_max, const Tensor& row_sum) {
   expect_real(local_max, "rescale_sum: local_max");
   expect_like(global_max, local_max, "rescale_sum: global_max");
   expect_like(row_sum, local_max, "rescale_sum: row_sum");
-  run(device, {"rescale_sum", {&local_max, &global_max, &row_sum}, {&row_sum}}, cpu::rescale_sum, local_max, global_max,
-      row_sum);
+  run(device, {"rescale_sum", {&local_max, &global_max, &row_sum}, {&row_sum}}, cpu::rescale_sum, cuda::rescale_sum,
+      local_max, global_max, row_sum);
 }
 
 void cross_entropy_loss(const Device& device, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,
@@ -432,7 +458,7 @@ void cross_entropy_loss(const Device& device, const Tensor& row_max, const Tenso
       losses.defined() && losses.dtype() == DType::float64 && losses.elements() > 0 && rows % losses.elements() == 0,
       "cross_entropy_loss: losses are not float64, or do not divide " + std::to_string(rows) + " rows");
   run(device, {"cross_entropy_loss", {&row_max, &row_sum, &target_logit, &targets}, {&losses}}, cpu::cross_entropy_loss,
-      row_max, row_sum, target_logit, targets, losses);
+      cuda::cross_entropy_loss, row_max, row_sum, target_logit, targets, losses);
 }
 
 void cross_entropy_gradient(const Device& device, const Tensor& logits, const Tensor& targets, std::int64_t first_row,
@@ -446,7 +472,8 @@ void cross_entropy_gradient(const Device& device, const Tensor& logits, const Te
       dlogits.defined() && dlogits.elements() == logits.elements() && compute_type(dlogits.dtype()) == logits.dtype(),
       "cross_entropy_gradient: dlogits differs from logits in size or computes in another type");
   run(device, {"cross_entropy_gradient", {&logits, &targets, &row_max, &row_sum}, {&dlogits}},
-      cpu::cross_entropy_gradient, logits, targets, first_row, row_max, row_sum, factor, dlogits);
+      cpu::cross_entropy_gradient, cuda::cross_entropy_gradient, logits, targets, first_row, row_max, row_sum, factor,
+      dlogits);
 }
 
 // ---------------------------------------------------------------- experts
@@ -462,8 +489,8 @@ void route(const Device& device, const Tensor& logits, const Tensor& probabiliti
   expect(experts, DType::int32, rows * k, "route: experts");
   expect(weights, logits.dtype(), rows * k, "route: weights");
   expect(log_sum, logits.dtype(), rows, "route: log_sum");
-  run(device, {"route", {&logits}, {&probabilities, &experts, &weights, &log_sum}}, cpu::route, logits, probabilities,
-      experts, weights, log_sum);
+  run(device, {"route", {&logits}, {&probabilities, &experts, &weights, &log_sum}}, cpu::route, kNoExperts, logits,
+      probabilities, experts, weights, log_sum);
 }
 
 void route_gradient(const Device& device, const Tensor& dweights, const Tensor& probabilities, const Tensor& experts,
@@ -479,7 +506,7 @@ void route_gradient(const Device& device, const Tensor& dweights, const Tensor& 
   expect(slope, probabilities.dtype(), row_length(probabilities), "route_gradient: slope");
   expect_like(dlogits, probabilities, "route_gradient: dlogits");
   run(device, {"route_gradient", {&dweights, &probabilities, &experts, &weights, &log_sum, &slope}, {&dlogits}},
-      cpu::route_gradient, dweights, probabilities, experts, weights, log_sum, slope, z, dlogits);
+      cpu::route_gradient, kNoExperts, dweights, probabilities, experts, weights, log_sum, slope, z, dlogits);
 }
 
 std::vector<std::int64_t> sort_by_expert(const Device& device, const Tensor& experts, std::int64_t count,
@@ -490,6 +517,8 @@ std::vector<std::int64_t> sort_by_expert(const Device& device, const Tensor& exp
   switch (device.kind()) {
     case DeviceKind::cpu:
       return cpu::sort_by_expert(device, experts, count, slot, source);
+    case DeviceKind::cuda:
+      refuse_experts();
     case DeviceKind::meta:
       return meta::sort_by_expert(device, {"sort_by_expert", {&experts}, {&slot, &source}}, experts.elements(), count);
   }
@@ -500,7 +529,7 @@ void gather_rows(const Device& device, const Tensor& x, const Tensor& index, con
   expect_floating(x, "gather_rows: x");
   expect(index, DType::int32, index.elements(), "gather_rows: index");
   expect(y, x.dtype(), index.elements() * row_length(x), "gather_rows: y");
-  run(device, {"gather_rows", {&y, &index}, {&y}}, cpu::gather_rows, x, index, y);
+  run(device, {"gather_rows", {&y, &index}, {&y}}, cpu::gather_rows, kNoExperts, x, index, y);
 }
 
 void combine_rows(const Device& device, const Tensor& rows, const Tensor& slot, const Tensor& weights,
@@ -510,7 +539,7 @@ void combine_rows(const Device& device, const Tensor& rows, const Tensor& slot, 
   expect(slot, DType::int32, row_count(y) * k, "combine_rows: slot");
   expect(rows, y.dtype(), row_count(y) * k * row_length(y), "combine_rows: rows");
   if (weights.defined()) expect(weights, compute_type(y.dtype()), row_count(y) * k, "combine_rows: weights");
-  run(device, {"combine_rows", {&rows, &slot, &weights}, {&y}}, cpu::combine_rows, rows, slot, weights, y);
+  run(device, {"combine_rows", {&rows, &slot, &weights}, {&y}}, cpu::combine_rows, kNoExperts, rows, slot, weights, y);
 }
 
 void combine_rows_gradient(const Device& device, const Tensor& dy, const Tensor& rows, const Tensor& slot,
@@ -526,14 +555,15 @@ void combine_rows_gradient(const Device& device, const Tensor& dy, const Tensor&
   expect(drows, dy.dtype(), count * k * n, "combine_rows_gradient: drows");
   expect(dweights, compute_type(dy.dtype()), count * k, "combine_rows_gradient: dweights");
   run(device, {"combine_rows_gradient", {&dy, &rows, &slot, &weights}, {&drows, &dweights}}, cpu::combine_rows_gradient,
-      dy, rows, slot, weights, drows, dweights);
+      kNoExperts, dy, rows, slot, weights, drows, dweights);
 }
 
 // ---------------------------------------------------------------- optimizer
 
-void add_squares(const Device& device, const Tensor& x, ExactSum& sum) {
+void add_squares(const Device& device, const Tensor& x, const Tensor& words) {
   expect_real(x, "add_squares: x");
-  run(device, {"add_squares", {&x}, {}}, cpu::add_squares, x, sum);
+  expect(words, DType::int64, ExactSum::kWords, "add_squares: words");
+  run(device, {"add_squares", {&x}, {&words}}, cpu::add_squares, cuda::add_squares, x, words);
 }
 
 void adamw(const Device& device, const AdamW& options, const Tensor& gradient, const Tensor& weight, const Tensor& m,
@@ -543,8 +573,8 @@ void adamw(const Device& device, const AdamW& options, const Tensor& gradient, c
   expect_like(m, weight, "adamw: m");
   expect_like(v, weight, "adamw: v");
   if (rounded.defined()) expect(rounded, DType::bfloat16, weight.elements(), "adamw: rounded");
-  run(device, {"adamw", {&gradient, &weight, &m, &v}, {&weight, &m, &v, &rounded}}, cpu::adamw, options, gradient,
-      weight, m, v, rounded);
+  run(device, {"adamw", {&gradient, &weight, &m, &v}, {&weight, &m, &v, &rounded}}, cpu::adamw, cuda::adamw, options,
+      gradient, weight, m, v, rounded);
 }
 
 void sgd(const Device& device, double lr, double weight_decay, double gradient_scale, const Tensor& gradient,
@@ -552,8 +582,8 @@ void sgd(const Device& device, double lr, double weight_decay, double gradient_s
   expect_real(weight, "sgd: weight");
   expect_like(gradient, weight, "sgd: gradient");
   if (rounded.defined()) expect(rounded, DType::bfloat16, weight.elements(), "sgd: rounded");
-  run(device, {"sgd", {&gradient, &weight}, {&weight, &rounded}}, cpu::sgd, lr, weight_decay, gradient_scale, gradient,
-      weight, rounded);
+  run(device, {"sgd", {&gradient, &weight}, {&weight, &rounded}}, cpu::sgd, cuda::sgd, lr, weight_decay, gradient_scale,
+      gradient, weight, rounded);
 }
 
 }  // namespace cuboid::kernels

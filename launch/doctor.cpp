@@ -15,6 +15,7 @@
 #include "cuboid/core/text.h"
 #include "cuboid/core/units.h"
 #include "cuboid/kernels/kernels.h"
+#include "cuboid/runtime/gpus.h"
 #include "cuboid/runtime/machine_memory.h"
 
 #include "launch/commands.h"
@@ -152,21 +153,25 @@ void look_at_mpi(Findings& findings) {
 }
 
 void look_at_gpus(Findings& findings) {
-  const bool driver = library_loads("libcuda.so.1");
+  const GpuReport report = find_gpus();
   Json gpus = Json::array();
-  if (driver) {
-    std::istringstream lines(
-        output_of("nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader"));
-    for (std::string line; std::getline(lines, line);) gpus.push_back(line);
+  for (const Gpu& gpu : report.gpus) {
+    gpus.push_back(fmt::format("{}: {}, {}, compute capability {}.{}, {}", gpu.ordinal, gpu.name,
+                               human_bytes(static_cast<std::uint64_t>(gpu.memory_bytes)), gpu.major, gpu.minor,
+                               gpu.uuid));
   }
-  const bool runtime =
-      library_loads("libcudart.so") || library_loads("libcudart.so.12") || library_loads("libcudart.so.13");
+  const bool driver = library_loads("libcuda.so.1");
+  const bool cublas = library_loads("libcublasLt.so.13") || library_loads("libcublasLt.so.12");
   const bool nccl = library_loads("libnccl.so.2");
-  findings.facts["cuda"] = {{"driver", driver}, {"runtime", runtime}, {"nccl", nccl}, {"gpus", gpus}};
+  findings.facts["cuda"] = {
+      {"built_in", report.built}, {"driver", driver}, {"cublaslt", cublas}, {"nccl", nccl}, {"gpus", gpus}};
+  if (report.gpus.empty()) findings.facts["cuda"]["no_gpu_because"] = describe_missing_gpus(report);
   const char* toolkit = "see https://developer.nvidia.com/cuda-downloads";
+  if (!report.built)
+    findings.lack("CUDA in this program", "--device cuda", "install the CUDA toolkit, then build again");
   if (!driver)
     findings.lack("a GPU with NVIDIA's driver", "--device cuda", "apt-get install nvidia-driver (Debian non-free)");
-  if (!runtime) findings.lack("CUDA runtime", "--device cuda", toolkit);
+  if (!cublas) findings.lack("cuBLASLt in the linker's path", "--device cuda", toolkit);
   if (!nccl) findings.lack("NCCL", "several GPUs", "apt-get install libnccl2 (NVIDIA's repository)");
 }
 

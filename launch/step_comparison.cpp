@@ -29,20 +29,24 @@ std::string origin_of(const std::string& asked) {
 
 }  // namespace
 
-StepComparison compare_step(const Cluster& cluster, const std::string& asked, RunConfig run, const ModelConfig& model,
-                            const RunStart& start, std::vector<double> step_seconds) {
+StepComparison compare_step(const std::optional<Cluster>& cluster, const std::string& asked, RunConfig run,
+                            const ModelConfig& model, const RunStart& start, std::vector<double> step_seconds) {
   StepComparison comparison;
   comparison.measured = settled(std::move(step_seconds));
-  comparison.cluster = cluster.name;
+  if (!cluster) {
+    comparison.why_not = "no --cluster says what these GPUs do";
+    return comparison;
+  }
+  comparison.cluster = cluster->name;
   comparison.origin = origin_of(asked);
   Problems problems;
-  check_cluster(cluster, run, problems);
+  check_cluster(*cluster, run, problems);
   if (!problems.empty()) {
     comparison.why_not = join(problems.reasons(), "; ");
     return comparison;
   }
   run.stage_layers = start.stage_layers;
-  comparison.prediction = Predictor(model, cluster).predict(run);
+  comparison.prediction = Predictor(model, *cluster).predict(run);
   return comparison;
 }
 

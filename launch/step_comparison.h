@@ -20,10 +20,11 @@ struct StepComparison {
 };
 
 /// Predicts the run, laid out as it was.
+/// @param cluster  nothing: not said, and then nothing is predicted
 /// @param asked  the preset or file that the cluster was read from
 /// @param step_seconds  of every step
-StepComparison compare_step(const Cluster& cluster, const std::string& asked, RunConfig run, const ModelConfig& model,
-                            const RunStart& start, std::vector<double> step_seconds);
+StepComparison compare_step(const std::optional<Cluster>& cluster, const std::string& asked, RunConfig run,
+                            const ModelConfig& model, const RunStart& start, std::vector<double> step_seconds);
 
 /// A few lines for people.
 std::string comparison_text(const StepComparison& comparison);

@@ -1,4 +1,5 @@
 // cuboid train: reads the request, checks it, trains, and reports to people and machines.
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -16,6 +17,7 @@
 #include "cuboid/formats/safetensors.h"
 #include "cuboid/models/registry.h"
 #include "cuboid/plan/memory.h"
+#include "cuboid/runtime/gpus.h"
 #include "cuboid/runtime/memory_table.h"
 #include "cuboid/train/check.h"
 #include "cuboid/train/data.h"
@@ -53,7 +55,7 @@ void collect(Problems& problems, const Look& look) {
   }
 }
 
-ModelConfig checked_model(const RunConfig& run, const Checkpoint* checkpoint, const Fabric& fabric,
+ModelConfig checked_model(const RunConfig& run, const Checkpoint* checkpoint, const Fabric& fabric, DeviceChoice device,
                           Problems& problems) {
   std::optional<ModelConfig> model;
   if (run.model.empty()) {
@@ -65,6 +67,10 @@ ModelConfig checked_model(const RunConfig& run, const Checkpoint* checkpoint, co
   if (model) {
     const std::size_t before = problems.reasons().size();
     check_run(*model, run, problems);
+    if (device == DeviceChoice::cuda && model->experts > 0) {
+      problems.add(fmt::format("--device cuda: the {} experts of {} are computed on the CPU only so far: --device cpu",
+                               model->experts, model->name));
+    }
     lays_out = problems.reasons().size() == before && run.balance == Balance::flops;
   } else {
     check_settings(run, problems);
@@ -127,6 +133,44 @@ void warn_of_other_checkpoints(const RunConfig& run) {
   if (run.out.empty() || !Checkpoint::find(run.out)) return;
   log::warning(
       fmt::format("--out {}: holds checkpoints of an earlier run; --resume auto would go on from there", run.out));
+}
+
+// The GPUs of this process's ranks; none: they compute on the CPU.
+std::vector<int> choose_gpus(DeviceChoice device, const Fabric& fabric, int ranks) {
+  if (device != DeviceChoice::cuda) return {};
+  const GpuReport report = find_gpus();
+  if (report.gpus.empty()) {
+    throw Error(ErrorKind::request, "--device cuda: no GPU to use: " + describe_missing_gpus(report));
+  }
+  const auto found = static_cast<int>(report.gpus.size());
+  int first = 0;  // of the visible GPUs that this process's ranks use
+  if (fabric.job != nullptr) {
+    // Launchers may show each process GPUs of its own; where all see the same, they go by their place on the host.
+    const auto& hosts = fabric.job->hosts();
+    const auto here = hosts.begin() + fabric.job->process();
+    const auto before = static_cast<int>(std::count(hosts.begin(), here, *here));
+    const auto on_host = static_cast<int>(std::count(hosts.begin(), hosts.end(), *here));
+    ranks = fabric.ranks_per_process;
+    if (found >= on_host * ranks) first = before * ranks;
+    if (found < first + ranks) {
+      throw Error(ErrorKind::request,
+                  fmt::format("--device cuda: {} ranks of this process on {} need a GPU each; it sees {}", ranks, *here,
+                              found));
+    }
+  }
+  // One process with fewer GPUs than ranks: for tests and debugging they share the first.
+  const bool share = fabric.job == nullptr && found < ranks;
+  std::vector<int> gpus;
+  for (int i = 0; i < ranks; ++i) gpus.push_back(share ? 0 : first + i);
+  const Gpu& gpu = report.gpus[static_cast<std::size_t>(gpus.front())];
+  if (share && ranks > 1) {
+    log::warning(
+        fmt::format("{} ranks share one GPU ({}, {}): that is for tests, not for speed", ranks, gpu.name, gpu.uuid));
+  } else {
+    log::info(
+        fmt::format("{} rank{} with a GPU each, from {}, {} on", ranks, ranks == 1 ? "" : "s", gpu.name, gpu.uuid));
+  }
+  return gpus;
 }
 
 struct Finished {
@@ -223,11 +267,11 @@ int train_command(const Arguments& arguments) {
   Flags flags(kUsage, kSummary);
   RunDraft draft;
   bool json = false;
-  std::string cluster_name = "cpu-local";
+  std::string cluster_name;
   add_run_flags(flags, draft);
   flags.text("cluster", "C", cluster_name,
              "a preset or a TOML file, such as `bench --save` writes: what the step is predicted to take there stands "
-             "beside what it took");
+             "beside what it took; default on CPUs: cpu-local");
   flags.toggle("json", json, "print the result as one JSON document on standard output");
   Problems problems;
   collect(problems, [] { join_job(FabricKind::automatic); });  // so that one process speaks for all from here on
@@ -235,10 +279,14 @@ int train_command(const Arguments& arguments) {
   if (flags.print_help_if_wanted()) return 0;
   Fabric fabric;
   collect(problems, [&] { fabric = {join_job(draft.fabric), draft.ranks_per_process}; });
+  collect(problems, [&] { fabric.gpus = choose_gpus(draft.device, fabric, run.grid.world()); });
+  if (cluster_name.empty() && fabric.gpus.empty()) cluster_name = "cpu-local";
   std::optional<Cluster> cluster;
-  collect(problems, [&] { cluster = load_cluster(cluster_name); });
+  collect(problems, [&] {
+    if (!cluster_name.empty()) cluster = load_cluster(cluster_name);
+  });
   const Checkpoint* checkpoint = draft.checkpoint ? &*draft.checkpoint : nullptr;
-  const ModelConfig model = checked_model(run, checkpoint, fabric, problems);
+  const ModelConfig model = checked_model(run, checkpoint, fabric, draft.device, problems);
   if (speaks()) {
     for (const auto& doubt : doubts_about_run(model, run)) log::warning(doubt);
   }
@@ -247,7 +295,7 @@ int train_command(const Arguments& arguments) {
   const TrainResult& result = finished.result;
   if (result.stopped) announce_stop(result, run);
   const std::vector<MemoryUse> predicted = predicted_memory(finished, run, model);
-  const StepComparison steps = compare_step(*cluster, cluster_name, run, model, finished.start, finished.step_seconds);
+  const StepComparison steps = compare_step(cluster, cluster_name, run, model, finished.start, finished.step_seconds);
   fmt::print("{}", json ? result_document(finished.start, result, run.grid, predicted, steps) + "\n"
                         : summary(finished, run, predicted, steps));
   if (result.nan_stop) {

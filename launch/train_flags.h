@@ -14,6 +14,7 @@
 namespace cuboid::launch {
 
 enum class FabricKind { automatic, threads, mpi };
+enum class DeviceChoice { automatic, cpu, cuda };
 
 /// What the flags are stored into: a RunConfig whose grid is still in parts.
 struct RunDraft {
@@ -21,6 +22,7 @@ struct RunDraft {
   AxisValues degrees{{1, 1, 1, 1, 1}};
   std::string order{Grid::kDefaultOrder};
   FabricKind fabric = FabricKind::automatic;
+  DeviceChoice device = DeviceChoice::automatic;
   int ranks_per_process = 1;
   std::string resume;                    ///< "auto", a path, or empty
   std::optional<Checkpoint> checkpoint;  ///< what --resume found

@@ -1,5 +1,7 @@
 #include "cuboid/parallel/expert_parallel.h"
 
+#include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "sequence.h"
@@ -142,11 +144,13 @@ RouterReport describe(const Device& device, const Choice& choice, Counts tokens,
   report.rows = rows;
   const Tensor sums = device.zeros({choice.probabilities.dim(1)}, choice.probabilities.dtype(), Category::workspace);
   kernels::add_column_sum(device, choice.probabilities, sums);
-  ExactSum squares;
+  const Tensor squares = device.zeros({ExactSum::kWords}, DType::int64, Category::workspace);
   kernels::add_squares(device, choice.log_sum, squares);
-  report.squared_log_sums = squares.value();
   report.probability_sums.assign(report.tokens.size(), 0);
   if (device.kind() == DeviceKind::meta) return report;
+  std::array<std::int64_t, ExactSum::kWords> words{};
+  std::copy_n(squares.data<std::int64_t>(), words.size(), words.begin());
+  report.squared_log_sums = ExactSum::from_words(words).value();
   if (sums.dtype() == DType::float64) {
     std::copy_n(sums.data<double>(), sums.elements(), report.probability_sums.begin());
   } else {

@@ -1,6 +1,7 @@
 #include "cuboid/parallel/gradients.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "cuboid/kernels/kernels.h"
@@ -194,17 +195,19 @@ void add_tied_gradients(const Device& device, const ParameterTable& table, const
 }
 
 double gradient_norm(const Device& device, const ParameterStore& store, Communicator& tensor, Communicator& pipeline) {
-  ExactSum sum;
+  const Tensor squares = device.zeros({ExactSum::kWords}, DType::int64, Category::workspace);
   for (const Parameter* p : store.all()) {
     const ParameterInfo& info = *p->info;
     if (!info.tied_with.empty() || !store.counts(*p)) continue;
     for_pieces(info, tensor.rank(), tensor.size(), [&](int piece, std::int64_t begin, std::int64_t count) {
       if (!counts_piece(info, piece, tensor.rank(), tensor.size())) return;
-      kernels::add_squares(device, owned_gradient(store, *p, begin, count), sum);
+      kernels::add_squares(device, owned_gradient(store, *p, begin, count), squares);
     });
   }
-  auto words = sum.words();
-  const Tensor message = device.empty({ExactSum::kWords}, DType::int64, Category::workspace);
+  const Tensor message = device.to_host(squares);
+  std::array<std::int64_t, ExactSum::kWords> words{};
+  std::copy_n(message.data<std::int64_t>(), words.size(), words.begin());
+  words = ExactSum::from_words(words).words();  // carried, so that sums over ranks cannot overflow
   std::copy(words.begin(), words.end(), message.data<std::int64_t>());
   all_reduce_in_place(tensor, message);
   all_reduce_in_place(pipeline, message);

@@ -73,7 +73,7 @@ void gather_rows(const Device& device, const Tensor& x, const Tensor& index, con
 void combine_rows(const Device& device, const Tensor& rows, const Tensor& slot, const Tensor& weights, const Tensor& y);
 void combine_rows_gradient(const Device& device, const Tensor& dy, const Tensor& rows, const Tensor& slot,
                            const Tensor& weights, const Tensor& drows, const Tensor& dweights);
-void add_squares(const Device& device, const Tensor& x, ExactSum& sum);
+void add_squares(const Device& device, const Tensor& x, const Tensor& words);
 void adamw(const Device& device, const AdamW& options, const Tensor& gradient, const Tensor& weight, const Tensor& m,
            const Tensor& v, const Tensor& rounded);
 void sgd(const Device& device, double lr, double weight_decay, double gradient_scale, const Tensor& gradient,

@@ -1,5 +1,6 @@
 #include "kernels/body/optimizer.h"
 
+#include "kernels/adamw_step.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/launch.h"
 
@@ -28,16 +29,7 @@ void update_elements(const Tensor& weight, const Tensor& rounded, Update update)
 void adamw(const Device&, const AdamW& options, const Tensor& gradient, const Tensor& weight, const Tensor& m,
            const Tensor& v, const Tensor& rounded) {
   with_real(weight, [&]<typename T>(T) {
-    const body::AdamWStep<T> step{static_cast<T>(options.lr),
-                                  static_cast<T>(options.beta1),
-                                  static_cast<T>(1 - options.beta1),
-                                  static_cast<T>(options.beta2),
-                                  static_cast<T>(1 - options.beta2),
-                                  static_cast<T>(options.eps),
-                                  static_cast<T>(options.weight_decay),
-                                  static_cast<T>(1 / options.bias_correction1),
-                                  static_cast<T>(1 / options.bias_correction2),
-                                  static_cast<T>(options.gradient_scale)};
+    const body::AdamWStep<T> step = adamw_step<T>(options);
     const T* gs = gradient.data<T>();
     T* ws = weight.data<T>();
     T* ms = m.data<T>();

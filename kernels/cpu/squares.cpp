@@ -5,20 +5,14 @@
 #include "kernels/cpu/launch.h"
 
 namespace cuboid::kernels::cpu {
-namespace {
 
-constexpr std::size_t kLine = 256;  // bytes; buffers begin at multiples of it
-
-}  // namespace
-
-void add_squares(const Device&, const Tensor& x, ExactSum& sum) {
+void add_squares(const Device&, const Tensor& x, const Tensor& words) {
+  ExactSum sum;
   with_real(x, [&]<typename T>(T) {
-    constexpr auto kPerLine = static_cast<std::int64_t>(kLine / sizeof(T));
+    constexpr auto kPerLine = static_cast<std::int64_t>(kSquaresLine / sizeof(T));
     const T* xs = x.data<T>();
     const std::int64_t n = x.elements();
-    // Elements up to the first line boundary, so that lines are those of the bucket and not of this view.
-    const auto misalignment = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(xs) % kLine / sizeof(T));
-    const std::int64_t head = std::min(n, misalignment == 0 ? 0 : kPerLine - misalignment);
+    const std::int64_t head = elements_before_line(x);
     std::mutex mutex;
     const auto add = [&](std::int64_t begin, std::int64_t count) {
       ExactSum local;
@@ -32,6 +26,8 @@ void add_squares(const Device&, const Tensor& x, ExactSum& sum) {
     parallel_chunks(n - head, 1024 * kPerLine,
                     [&](std::int64_t first, std::int64_t count) { add(head + first, count); });
   });
+  const auto found = sum.words();
+  for (std::size_t i = 0; i < found.size(); ++i) words.data<std::int64_t>()[i] += found[i];
 }
 
 namespace {

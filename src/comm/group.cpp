@@ -23,7 +23,7 @@ Group::Group(std::shared_ptr<World> world, std::vector<int> world_ranks, std::st
 }
 
 std::shared_ptr<Operation> Group::start(int rank, const Call& call, const Tensor& in, const Tensor& out,
-                                        const SplitMember& choice) {
+                                        const SplitMember& choice, StreamMark ready) {
   std::shared_ptr<Operation> operation;
   bool last = false;
   {
@@ -38,6 +38,7 @@ std::shared_ptr<Operation> Group::start(int rank, const Call& call, const Tensor
     operation->in[rank] = in.defined() ? static_cast<std::byte*>(in.raw()) : nullptr;
     operation->out[rank] = out.defined() ? static_cast<std::byte*>(out.raw()) : nullptr;
     operation->held[rank] = {in.buffer(), out.buffer()};
+    operation->ready[rank] = std::move(ready);
     if (operation->call != call) {
       note_mismatch(*operation, rank, call);
     } else if (call.kind == CallKind::split) {
@@ -52,7 +53,9 @@ std::shared_ptr<Operation> Group::start(int rank, const Call& call, const Tensor
   }
   if (last) {
     if (call.kind == CallKind::split) form_groups(*operation);
-    if (operation->small()) {
+    if (!call.on_host) {
+      run_on_gpu(*operation);
+    } else if (operation->small()) {
       operation->help();
     } else {
       // More helpers than cores would only take turns. The others sleep on until it is complete.
@@ -60,6 +63,14 @@ std::shared_ptr<Operation> Group::start(int rank, const Call& call, const Tensor
     }
   }
   return operation;
+}
+
+void Group::run_on_gpu(Operation& operation) {
+  // Operations of a group may be queued by any two of its members at once.
+  const std::scoped_lock lock(gpu_mutex_);
+  if (!gpu_) gpu_ = make_shared_gpu(size());
+  operation.done = gpu_->run(operation);
+  operation.phase.store(Operation::complete);
 }
 
 void Group::finish(int rank, Operation& operation) const {
@@ -147,16 +158,16 @@ void Group::form_groups(Operation& operation) const {
   }
 }
 
-void Group::send(int rank, Tensor tensor, int to, int tag) {
+void Group::send(int rank, Message message, int to, int tag) {
   world_->throw_if_aborted();  // a rank that only sends never waits, and must stop all the same
-  mailboxes_[to]->put(rank, tag, std::move(tensor));
+  mailboxes_[to]->put(rank, tag, std::move(message));
 }
 
 std::uint64_t Group::claim_message(int rank, int from, int tag) {
   return mailboxes_[rank]->claim(from, tag);
 }
 
-Tensor Group::receive(int rank, int from, int tag, std::uint64_t claimed, const std::string& what) {
+Message Group::receive(int rank, int from, int tag, std::uint64_t claimed, const std::string& what) {
   world_->throw_if_aborted();
   Mailbox& mailbox = *mailboxes_[rank];
   const auto start = Clock::now();

@@ -26,6 +26,11 @@ inline std::string both(const Tensor& in, const Tensor& out) {
                      name_of(out.dtype()));
 }
 
+/// The device that a rank's tensor belongs to: its own, or the CPU.
+inline Device owner_of(const Device& device, const Tensor& tensor) {
+  return tensor.on_host() ? device.host() : device;
+}
+
 template <typename AGroup>
 class GroupCommunicator : public Communicator {
   using Counts = std::vector<std::int64_t>;
@@ -62,16 +67,20 @@ class GroupCommunicator : public Communicator {
   Work all_to_all_v(const Tensor& in, const Counts& sent, const Tensor& out, const Counts& received) override {
     CUBOID_CHECK(in.dtype() == out.dtype() && covers(sent, in) && covers(received, out), both(in, out));
     CUBOID_CHECK(!overlap(in, out), "in and out overlap");
+    CUBOID_CHECK(in.on_host() == out.on_host(), "one of in and out is in a GPU's memory");
+    const Device owner = owner_of(device_, in);
     const std::vector<Tensor> parts = parts_of(in, sent);
     std::vector<Tensor> places = parts_of(out, received);
     std::vector<std::uint64_t> claims(places.size());
     const auto own = static_cast<std::size_t>(rank());
     CUBOID_CHECK(sent[own] == received[own],
                  fmt::format("{} elements to itself, {} from itself", sent[own], received[own]));
-    device_.copy(parts[own], places[own]);
+    owner.copy(parts[own], places[own]);
     for (int step = 1; step < size(); ++step) {
       const int to = (rank() + step) % size();
-      group_->send(rank(), device_.clone(parts[static_cast<std::size_t>(to)], Category::communication), to, kPartTag);
+      Tensor part = owner.clone(parts[static_cast<std::size_t>(to)], Category::communication);
+      StreamMark ready = mark(part);
+      group_->send(rank(), {std::move(part), std::move(ready)}, to, kPartTag);
       const int from = (rank() + size() - step) % size();
       claims[static_cast<std::size_t>(from)] = group_->claim_message(rank(), from, kPartTag);
     }
@@ -89,17 +98,21 @@ class GroupCommunicator : public Communicator {
                  tensor, tensor);
   }
 
+  void check() const override { group_->world()->throw_if_aborted(); }
+
   void barrier() override { start({.kind = CallKind::barrier}, {}, {}).wait(); }
 
   Work send(Tensor tensor, int to, int tag) override {
     check_peer(to);
     // The receiver may take its time, and who keeps a reference may write to it meanwhile: then a copy travels.
+    const Device owner = owner_of(device_, tensor);
     if (tensor.unique()) {
-      device_.adopt(tensor, Category::communication);
+      owner.adopt(tensor, Category::communication);
     } else {
-      tensor = device_.clone(tensor, Category::communication);
+      tensor = owner.clone(tensor, Category::communication);
     }
-    group_->send(rank(), std::move(tensor), to, tag);
+    StreamMark ready = mark(tensor);
+    group_->send(rank(), {std::move(tensor), std::move(ready)}, to, tag);
     return {};
   }
 
@@ -109,15 +122,16 @@ class GroupCommunicator : public Communicator {
     return Incoming(
         [group = group_, device = device_, shape = std::move(shape), rank = rank(), dtype, from, tag, claimed] {
           const std::string expected = fmt::format("{} {}", to_string(shape), name_of(dtype));
-          Tensor message = group->receive(rank, from, tag, claimed, expected);
+          auto [message, ready] = group->receive(rank, from, tag, claimed, expected);
           if (message.shape() != shape || message.dtype() != dtype) {
             throw std::logic_error(
                 group->describe(
                     rank, fmt::format("recv of {} from rank {}, tag {}", expected, group->world_rank(from), tag)) +
                 fmt::format(": the sender's is {} {}", to_string(message.shape()), name_of(message.dtype())));
           }
-          device.adopt(message, Category::activations);
-          return message;
+          if (ready) wait_for(device, ready);
+          owner_of(device, message).adopt(message, Category::activations);
+          return std::move(message);
         });
   }
 
@@ -148,19 +162,33 @@ class GroupCommunicator : public Communicator {
   static void receive_part(AGroup& group, const Device& device, int rank, int from, std::uint64_t claimed,
                            const Tensor& place) {
     const std::string expected = fmt::format("{} {}", place.elements(), name_of(place.dtype()));
-    const Tensor part = group.receive(rank, from, kPartTag, claimed, "an all_to_all_v's " + expected);
+    auto [part, ready] = group.receive(rank, from, kPartTag, claimed, "an all_to_all_v's " + expected);
     if (part.elements() != place.elements() || part.dtype() != place.dtype()) {
       throw std::logic_error(
           group.describe(rank, fmt::format("all_to_all_v, {} from rank {}", expected, group.world_rank(from))) +
           fmt::format(": it sends {} {}", part.elements(), name_of(part.dtype())));
     }
-    device.copy(part, place);
+    if (ready) wait_for(device, ready);
+    // Its memory goes back to whoever owns it once it is copied: to this rank, on whose stream that is.
+    const Device owner = owner_of(device, part);
+    owner.adopt(part, Category::communication);
+    owner.copy(part, place);
   }
 
-  Work start(const Call& call, const Tensor& in, const Tensor& out) {
-    return Work([group = group_, operation = group_->start(rank(), call, in, out), rank = rank()] {
+  Work start(Call call, const Tensor& in, const Tensor& out) {
+    call.on_host = !out.defined() || out.on_host();
+    CUBOID_CHECK(!in.defined() || in.on_host() == call.on_host, "one of in and out is in a GPU's memory");
+    StreamMark ready = mark(out);
+    return Work([group = group_, operation = group_->start(rank(), call, in, out, {}, std::move(ready)), rank = rank(),
+                 device = device_] {
       group->finish(rank, *operation);
+      if (operation->done) wait_for(device, operation->done);
     });
+  }
+
+  /// When the tensor may be used by others; empty for host memory.
+  StreamMark mark(const Tensor& tensor) const {
+    return tensor.defined() && !tensor.on_host() ? mark_of(device_) : StreamMark();
   }
 
   // `whole` has size() parts like `part`, which may be the own one of them.

@@ -2,7 +2,7 @@
 
 namespace cuboid::detail {
 
-void Mailbox::put(int from, int tag, Tensor message) {
+void Mailbox::put(int from, int tag, Message message) {
   {
     const std::scoped_lock lock(mutex_);
     channels_[{from, tag}].messages.push_back(std::move(message));
@@ -15,14 +15,14 @@ std::uint64_t Mailbox::claim(int from, int tag) {
   return channels_[{from, tag}].claims++;
 }
 
-std::optional<Tensor> Mailbox::take(int from, int tag, std::uint64_t claimed) {
+std::optional<Message> Mailbox::take(int from, int tag, std::uint64_t claimed) {
   const std::scoped_lock lock(mutex_);
   const auto found = channels_.find({from, tag});
   Channel& channel = found->second;
   const std::uint64_t place = claimed - channel.first;
   if (place >= channel.messages.size()) return std::nullopt;
-  Tensor message = std::exchange(channel.messages[place], Tensor());
-  while (!channel.messages.empty() && !channel.messages.front().defined()) {
+  Message message = std::exchange(channel.messages[place], Message());
+  while (!channel.messages.empty() && !channel.messages.front().tensor.defined()) {
     channel.messages.pop_front();
     ++channel.first;
   }

@@ -41,7 +41,7 @@ void copy_bytes(const std::byte* from, std::byte* to, std::int64_t bytes) {
 
 std::string to_string(const Call& call) {
   const auto sized = [&](const char* name, const char* each) {
-    return fmt::format("{} of {} {}{}", name, call.count, name_of(call.dtype), each);
+    return fmt::format("{} of {} {}{}{}", name, call.count, name_of(call.dtype), each, call.on_host ? "" : " on a GPU");
   };
   const bool sum = call.reduce == ReduceOp::sum;
   switch (call.kind) {
@@ -69,6 +69,7 @@ Operation::Operation(const Call& asked, std::uint64_t number, int size)
       in(static_cast<std::size_t>(size)),
       out(static_cast<std::size_t>(size)),
       arrived(static_cast<std::size_t>(size)),
+      ready(static_cast<std::size_t>(size)),
       held(static_cast<std::size_t>(size)),
       elements_per_chunk_(kChunkBytes / static_cast<std::int64_t>(size_of(asked.dtype))),
       chunks_per_part_((asked.count + elements_per_chunk_ - 1) / elements_per_chunk_),

@@ -11,6 +11,7 @@
 
 #include "cuboid/comm/communicator.h"
 
+#include "cuda/shared_gpu.h"
 #include "wait_word.h"
 
 namespace cuboid::detail {
@@ -26,6 +27,7 @@ struct Call {
   DType dtype = DType::float32;
   ReduceOp reduce = ReduceOp::sum;
   int root = 0;
+  bool on_host = true;  ///< where its tensors are
   friend bool operator==(const Call&, const Call&) = default;
 };
 
@@ -68,6 +70,8 @@ class Operation {
   int first_to_arrive = 0;
   std::string mismatch;  ///< why it failed
   std::vector<SplitMember> split;
+  std::vector<StreamMark> ready;  ///< by member: when its tensors may be used; of device memory only
+  StreamMark done;                ///< when results are there; written by the last to arrive
 
   /// Keeps a member's memory until that member has waited, or, when it gave up, until nobody works on it.
   struct Held {

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <new>
 #include <numeric>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -13,6 +14,7 @@
 
 #include "cuboid/comm/recorder.h"
 
+#include "cuda/nccl.h"
 #include "group.h"
 
 namespace cuboid {
@@ -63,18 +65,23 @@ class FirstCause {
   bool consequence_ = false;
 };
 
-void run_rank(int rank, const std::function<void(RankContext&)>& body, int threads_per_rank,
+void run_rank(int rank, const std::function<void(RankContext&)>& body, const RankOptions& options,
               const std::shared_ptr<detail::World>& world, const std::shared_ptr<detail::Group>& group,
               const std::shared_ptr<Recorder>& recorder, FirstCause& cause) {
   pthread_setname_np(pthread_self(), fmt::format("rank {}", rank).c_str());
-  omp_set_num_threads(threads_per_rank);  // of this thread's parallel regions only
+  omp_set_num_threads(options.threads_per_rank);  // of this thread's parallel regions only
   set_recorder_of_this_thread(recorder.get());
   try {
     RankContext context;
     context.rank = rank;
     context.size = world->size();
+    if (!options.gpus.empty()) context.device = Device::cuda(options.gpus.at(static_cast<std::size_t>(rank)));
+    auto threads = detail::make_threads_communicator(world, group, rank, context.device, "world");
+    const bool alone = std::set<int>(options.gpus.begin(), options.gpus.end()).size() <= 1;  // or none
     const auto communicator =
-        traced(detail::make_threads_communicator(world, group, rank, context.device, "world"), recorder);
+        traced(alone ? std::move(threads)
+                     : detail::make_nccl_communicator(std::move(threads), context.device, options.deadline),
+               recorder);
     context.world = communicator.get();
     body(context);
   } catch (const Aborted&) {
@@ -92,6 +99,8 @@ void run_rank(int rank, const std::function<void(RankContext&)>& body, int threa
 void run_ranks(int ranks, const std::function<void(RankContext&)>& body, const RankOptions& options) {
   CUBOID_CHECK(ranks >= 1, fmt::format("{} ranks", ranks));
   CUBOID_CHECK(options.threads_per_rank >= 1, fmt::format("{} threads per rank", options.threads_per_rank));
+  CUBOID_CHECK(options.gpus.empty() || options.gpus.size() == static_cast<std::size_t>(ranks),
+               fmt::format("{} GPUs for {} ranks", options.gpus.size(), ranks));
   CUBOID_CHECK(options.deadline > 0, fmt::format("deadline of {} s", options.deadline));
   const auto world = std::make_shared<detail::World>(ranks, options.deadline, options.threads_per_rank);
   std::vector<int> numbers(static_cast<std::size_t>(ranks));
@@ -103,9 +112,8 @@ void run_ranks(int ranks, const std::function<void(RankContext&)>& body, const R
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     try {
-      threads.emplace_back([&, rank] {
-        run_rank(rank, body, options.threads_per_rank, world, group, recorders[static_cast<std::size_t>(rank)], cause);
-      });
+      threads.emplace_back(
+          [&, rank] { run_rank(rank, body, options, world, group, recorders[static_cast<std::size_t>(rank)], cause); });
     } catch (const std::system_error& error) {
       cause.record(
           rank,

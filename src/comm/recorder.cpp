@@ -49,6 +49,7 @@ class TracedCommunicator final : public Communicator {
   Work broadcast(const Tensor& tensor, int root) override {
     return recorded("broadcast", tensor, inner_->broadcast(tensor, root));
   }
+  void check() const override { inner_->check(); }
   void barrier() override {
     recorder_->waits(recorder_->started("barrier", name(), 0));
     inner_->barrier();

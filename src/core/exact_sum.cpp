@@ -1,6 +1,5 @@
 #include "cuboid/core/exact_sum.h"
 
-#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -12,27 +11,13 @@ constexpr std::int64_t kBase = std::int64_t{1} << 32;
 }  // namespace
 
 void ExactSum::add(double x) {
-  if (!(x < 0x1p256)) {
-    ++not_finite_;
-    return;
-  }
-  const auto bits = std::bit_cast<std::uint64_t>(x);
-  const int biased = static_cast<int>(bits >> 52);
-  if (biased == 0) return;  // zero, or below 2^-1022
-  const std::uint64_t mantissa = (bits & ((std::uint64_t{1} << 52) - 1)) | (std::uint64_t{1} << 52);
-  const int position = biased - 1075 - kLowest;  // of the mantissa's lowest bit
-  if (position < 0) {
-    if (position > -53) limbs_[0] += static_cast<std::int64_t>((mantissa >> -position) & 0xffffffffU);
-    if (position > -21) limbs_[1] += static_cast<std::int64_t>((mantissa >> -position) >> 32);
-  } else {
-    const auto limb = static_cast<std::size_t>(position / 32);
-    const int shift = position % 32;
-    const std::uint64_t low = mantissa << shift;
-    const std::uint64_t high = shift == 0 ? 0 : mantissa >> (64 - shift);
-    limbs_[limb] += static_cast<std::int64_t>(low & 0xffffffffU);
-    limbs_[limb + 1] += static_cast<std::int64_t>(low >> 32);
-    limbs_[limb + 2] += static_cast<std::int64_t>(high);
-  }
+  for_words(x, [this](int word, std::int64_t value) {
+    if (word == kLimbs) {
+      ++not_finite_;
+    } else {
+      limbs_[static_cast<std::size_t>(word)] += value;
+    }
+  });
   if (++pending_ == (std::int64_t{1} << 30)) carry();
 }
 

@@ -301,9 +301,13 @@ Var recompute(Tape& tape, const Var& x, std::function<Var(Tape&, const Var&)> pa
 RopeTables rope_tables(const Device& device, const std::vector<double>& frequencies, std::int64_t first_position,
                        std::int64_t length, DType dtype) {
   const auto pairs = static_cast<std::int64_t>(frequencies.size());
-  RopeTables tables{device.empty({length, pairs}, dtype, Category::workspace),
-                    device.empty({length, pairs}, dtype, Category::workspace)};
-  if (device.kind() == DeviceKind::meta) return tables;
+  if (device.kind() == DeviceKind::meta) {
+    return {device.empty({length, pairs}, dtype, Category::workspace),
+            device.empty({length, pairs}, dtype, Category::workspace)};
+  }
+  const Device host = device.host();
+  RopeTables tables{host.empty({length, pairs}, dtype, Category::workspace),
+                    host.empty({length, pairs}, dtype, Category::workspace)};
   const auto fill = [&]<typename T>(T* cos, T* sin) {
     for (std::int64_t t = 0; t < length; ++t) {
       for (std::int64_t j = 0; j < pairs; ++j) {
@@ -318,7 +322,7 @@ RopeTables rope_tables(const Device& device, const std::vector<double>& frequenc
   } else {
     fill(tables.cos.data<float>(), tables.sin.data<float>());
   }
-  return tables;
+  return {device.to_device(tables.cos, Category::workspace), device.to_device(tables.sin, Category::workspace)};
 }
 
 }  // namespace cuboid::ops

@@ -3,7 +3,7 @@
 namespace cuboid {
 
 const char* name_of(DeviceKind kind) {
-  return kind == DeviceKind::cpu ? "cpu" : "meta";
+  return kind == DeviceKind::cpu ? "cpu" : kind == DeviceKind::meta ? "meta" : "cuda";
 }
 
 const char* name_of(TracedPhase phase) {
@@ -60,7 +60,35 @@ void Device::zero(const Tensor& tensor) const {
 
 void Device::adopt(const Tensor& tensor, Category category) const {
   CUBOID_CHECK(tensor.unique(), "a shared buffer cannot be handed over");
-  tensor.buffer()->rehome(state_->account, category);
+  tensor.buffer()->rehome(state_->memory, state_->account, category);
+}
+
+Device Device::host() const {
+  if (kind() == DeviceKind::cpu) return *this;
+  return Device(
+      std::make_shared<State>(State{.kind = DeviceKind::cpu, .memory = host_memory(), .account = state_->account}));
+}
+
+Tensor Device::to_host(const Tensor& tensor) const {
+  if (tensor.on_host()) return tensor;
+  Tensor made = host().empty(tensor.shape(), tensor.dtype(), Category::workspace);
+  if (tensor.bytes() > 0) state_->memory->copy_to_host(made.raw(), tensor.raw(), tensor.bytes());
+  return made;
+}
+
+Tensor Device::to_device(const Tensor& tensor, Category category) const {
+  if (kind() == DeviceKind::cpu) return tensor;
+  Tensor made = empty(tensor.shape(), tensor.dtype(), category);
+  if (kind() == DeviceKind::cuda) write(tensor.raw(), made);
+  return made;
+}
+
+void Device::write(const void* numbers, const Tensor& to) const {
+  if (to.bytes() > 0) state_->memory->copy_from_host(to.raw(), numbers, to.bytes());
+}
+
+void Device::synchronize() const {
+  state_->memory->synchronize();
 }
 
 void Device::observe(TracedKernel kernel) const {

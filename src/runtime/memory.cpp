@@ -1,6 +1,5 @@
 #include "cuboid/runtime/memory.h"
 
-#include <bit>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -12,18 +11,13 @@
 #include "cuboid/core/units.h"
 #include "cuboid/runtime/memory_table.h"
 
+#include "capacity.h"
+
 namespace cuboid {
 namespace {
 
 // A line of the gradient norm (kernels::add_squares), and what CUDA's allocator gives.
 constexpr std::size_t kAlignment = 256;
-
-// Rounds up to one of four steps a power of two, so that nearly equal sizes share blocks at little waste.
-std::size_t capacity_for(std::size_t bytes) {
-  if (bytes <= 256) return 256;
-  const std::size_t step = std::bit_floor(bytes - 1) / 4;
-  return (bytes + step - 1) / step * step;
-}
 
 // Free blocks by capacity, shared by all ranks of the process: a buffer handed from rank to rank ends anywhere.
 class HostMemory final : public MemorySource {
@@ -161,10 +155,11 @@ Buffer::~Buffer() {
   memory_->release(data_, bytes_);
 }
 
-void Buffer::rehome(std::shared_ptr<MemoryAccount> account, Category category) {
+void Buffer::rehome(std::shared_ptr<MemorySource> memory, std::shared_ptr<MemoryAccount> account, Category category) {
   const auto bytes = static_cast<std::int64_t>(bytes_);
   account->add(category, bytes);
   account_->subtract(category_, bytes);
+  memory_ = std::move(memory);
   account_ = std::move(account);
   category_ = category;
 }

@@ -102,8 +102,9 @@ class Loader {
 
   void moment(std::string_view kind, const Parameter& p, const Tensor& into) {
     const OwnedStretch own = store_.owned(p);
+    if (own.count == 0) return;  // own.at may lie in another rank's part
     read(kind, *p.info, own.begin, own.count);
-    std::copy(numbers_.begin(), numbers_.end(), into.data<float>() + own.at);
+    store_.device().write(numbers_.data(), into.narrow(own.at, own.count));
   }
 
  private:
@@ -188,8 +189,9 @@ void load_checkpoint(const Checkpoint& checkpoint, ParameterStore& store, Optimi
   optimizer.set_steps(with_moments ? static_cast<int>(checkpoint.index().optimizer_steps) : 0);
 }
 
-std::vector<SliceToWrite> slices_to_write(const ParameterStore& store, const Optimizer& optimizer) {
-  std::vector<SliceToWrite> slices;
+OwnSlices slices_to_write(const ParameterStore& store, const Optimizer& optimizer) {
+  OwnSlices made;
+  std::map<const Buffer*, Tensor> here;           // a bucket's numbers in host memory, for all parameters in it
   std::map<const Communicator*, Dealer> dealers;  // of parameters with whole copies on a group's ranks
   for (const Parameter* p : store.all()) {
     const ParameterInfo& info = *p->info;
@@ -207,7 +209,9 @@ std::vector<SliceToWrite> slices_to_write(const ParameterStore& store, const Opt
     for (const auto& [slice, local] : join_runs(runs)) {
       const std::int64_t at = own.at + local - own.begin;
       const auto add = [&, &s = slice](std::string_view kind, const Tensor& part) {
-        slices.push_back({named(kind, info.name), info.shape, s, part.data<float>() + at});
+        auto [copy, fresh] = here.try_emplace(part.buffer().get());
+        if (fresh) copy->second = store.device().to_host(part);
+        made.slices.push_back({named(kind, info.name), info.shape, s, copy->second.data<float>() + at});
       };
       add(kWeights, bucket.master);
       if (moments == nullptr) continue;
@@ -215,7 +219,8 @@ std::vector<SliceToWrite> slices_to_write(const ParameterStore& store, const Opt
       add(kSecondMoments, moments->v);
     }
   }
-  return slices;
+  for (auto& [buffer, tensor] : here) made.numbers.push_back(std::move(tensor));
+  return made;
 }
 
 }  // namespace cuboid

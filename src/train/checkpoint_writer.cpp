@@ -17,12 +17,13 @@ namespace fs = std::filesystem;
 std::vector<std::string> gather_texts(RankContext& context, const std::string& text) {
   constexpr std::int64_t kWord = sizeof(std::int64_t);
   const auto size = static_cast<std::int64_t>(text.size());
-  const Tensor longest = context.device.zeros({1}, DType::int64, Category::workspace);
+  const Device host = context.device.host();
+  const Tensor longest = host.zeros({1}, DType::int64, Category::workspace);
   *longest.data<std::int64_t>() = size;
   all_reduce_in_place(*context.world, longest, ReduceOp::max);
   const std::int64_t words = 1 + (*longest.data<std::int64_t>() + kWord - 1) / kWord;  // size, then the text
-  const Tensor mine = context.device.zeros({words}, DType::int64, Category::workspace);
-  const Tensor all = context.device.zeros({words * context.size}, DType::int64, Category::workspace);
+  const Tensor mine = host.zeros({words}, DType::int64, Category::workspace);
+  const Tensor all = host.zeros({words * context.size}, DType::int64, Category::workspace);
   *mine.data<std::int64_t>() = size;
   std::memcpy(mine.data<std::int64_t>() + 1, text.data(), text.size());
   context.world->all_gather(mine, all).wait();
@@ -99,11 +100,11 @@ void CheckpointWriter::begin(const Position& position) {
 void CheckpointWriter::save(const Position& position) {
   finish();
   begin(position);
-  std::vector<SliceToWrite> slices = slices_to_write(store_, optimizer_);
-  if (!run_.async_save) return commit(write(slices));
+  OwnSlices own = slices_to_write(store_, optimizer_);
+  if (!run_.async_save) return commit(write(own.slices));
   if (!background_) background_ = std::make_unique<Background>();
   Background& job = *background_;
-  job.take(std::move(slices));
+  job.take(std::move(own.slices));
   job.done = false;
   job.fault = nullptr;
   job.thread = std::thread([this, &job] {

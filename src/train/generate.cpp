@@ -77,15 +77,15 @@ class RankGenerator {
   std::int32_t next_token(const std::vector<std::int32_t>& sequence) {
     const std::int64_t count = std::ssize(sequence);
     ModelStage& stage = stage_for(count);
-    Tensor tokens = device_.zeros({length_, 1}, DType::int32);
+    Tensor tokens = device_.host().zeros({length_, 1}, DType::int32);
     std::copy(sequence.begin(), sequence.end(), tokens.data<std::int32_t>());
-    const std::vector<MicroBatch> batch = {{.tokens = tokens, .targets = {}, .logits_at = count - 1}};
+    const std::vector<MicroBatch> batch = {{.tokens = device_.to_device(tokens), .targets = {}, .logits_at = count - 1}};
     stage.begin(batch, {}, 0, Tape::Mode::forward_only);
     Communicator& pipeline = groups_.axis(Axis::pp);
     Tensor x;
     if (!span_.first) x = pipeline.recv({length_, 1, model_.hidden}, request_.dtype, pipeline.rank() - 1, 0).wait();
     x = stage.forward(0, std::move(x));
-    const Tensor chosen = device_.empty({1}, DType::int32);
+    const Tensor chosen = device_.host().empty({1}, DType::int32);
     if (span_.last) {
       const Tensor logits = gather_vocabulary(device_, tp_, model_.vocab, stage.logits());
       *chosen.data<std::int32_t>() = choose_token(logits.span<float>(), request_.choice, count);

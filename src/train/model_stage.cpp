@@ -29,12 +29,13 @@ std::vector<StageBlocks> blocks_of_rank(const PipelineLayout& layout, int pipeli
 }
 
 Tensor gather_vocabulary(const Device& device, const TensorParallel& tp, std::int64_t vocab, const Tensor& logits) {
-  const Tensor local = device.empty(logits.shape(), DType::float32);
-  kernels::convert(device, logits, local);
+  const Tensor converted = device.empty(logits.shape(), DType::float32);
+  kernels::convert(device, logits, converted);
+  const Tensor local = device.to_host(converted);
   Shape shape = logits.shape();
   const std::int64_t columns = shape[-1];
   shape[-1] = vocab;
-  const Tensor full = device.zeros(shape, DType::float32);
+  const Tensor full = device.host().zeros(shape, DType::float32);
   const std::int64_t first = even_share(vocab, tp.rank(), tp.size()).begin;
   for (std::int64_t row = 0; row < shape.rows(); ++row) {
     const float* from = local.data<float>() + row * columns;

@@ -79,7 +79,8 @@ class BlockProfile {
 
   MicroBatch micro_batch(int number) const {
     const Shape shape = {run_.seq_len, run_.micro_batch};
-    MicroBatch made{device_.empty(shape, DType::int32), device_.empty(shape, DType::int32),
+    const Device host = device_.host();
+    MicroBatch made{host.empty(shape, DType::int32), host.empty(shape, DType::int32),
                     std::int64_t{number} * run_.micro_batch};
     const auto vocab = static_cast<std::uint32_t>(model_.vocab);
     for (std::int64_t i = 0; i < shape.elements(); ++i) {
@@ -87,6 +88,8 @@ class BlockProfile {
       made.tokens.data<std::int32_t>()[i] = static_cast<std::int32_t>(random.x[0] % vocab);
       made.targets.data<std::int32_t>()[i] = static_cast<std::int32_t>(random.x[1] % vocab);
     }
+    made.tokens = device_.to_device(made.tokens);
+    made.targets = device_.to_device(made.targets);
     return made;
   }
 
@@ -96,7 +99,8 @@ class BlockProfile {
     world_.barrier();
     const Clock::time_point begin = Clock::now();
     work();
-    const Tensor slowest = device_.zeros({1}, DType::float64, Category::workspace);
+    device_.synchronize();
+    const Tensor slowest = device_.host().zeros({1}, DType::float64, Category::workspace);
     *slowest.data<double>() = seconds_since(begin);
     all_reduce_in_place(world_, slowest, ReduceOp::max);
     return *slowest.data<double>();

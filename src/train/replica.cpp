@@ -67,9 +67,10 @@ Replica::Batch Replica::read_batch(const SampleReader& read, std::int64_t first_
   Batch batch;
   // A data-parallel rank takes a contiguous part of the global batch, its micro-batches in ascending order.
   std::int64_t sample = std::int64_t{groups_.data().rank()} * micro_batches() * rows;
-  const Tensor count = device_.zeros({1}, DType::int64, Category::workspace);
+  const Device host = device_.host();
+  const Tensor count = host.zeros({1}, DType::int64, Category::workspace);
   for (int m = 0; m < micro_batches(); ++m) {
-    MicroBatch made{device_.empty({length, rows}, DType::int32), device_.empty({length, rows}, DType::int32),
+    MicroBatch made{host.empty({length, rows}, DType::int32), host.empty({length, rows}, DType::int32),
                     first_sample + sample};
     for (std::int64_t b = 0; b < rows; ++b, ++sample) {
       if (!read(sample, inputs, targets)) {
@@ -83,6 +84,8 @@ Replica::Batch Replica::read_batch(const SampleReader& read, std::int64_t first_
         *count.data<std::int64_t>() += targets[i] != kernels::kIgnore;
       }
     }
+    made.tokens = device_.to_device(made.tokens);
+    made.targets = device_.to_device(made.targets);
     batch.micro_batches.push_back(std::move(made));
   }
   all_reduce_in_place(groups_.data(), count);
@@ -92,12 +95,13 @@ Replica::Batch Replica::read_batch(const SampleReader& read, std::int64_t first_
 
 BatchLoss Replica::collect_loss(std::int64_t tokens) {
   // One slot a sample of the global batch: owners write, everybody else adds zero, so the sum's order is global.
-  const Tensor sums = device_.zeros({run_.global_batch}, DType::float64, Category::workspace);
+  const Tensor sums = device_.host().zeros({run_.global_batch}, DType::float64, Category::workspace);
   const std::int64_t first = std::int64_t{groups_.data().rank()} * micro_batches() * run_.micro_batch;
   for (const auto& stage : stages_) {
     if (!stage->last()) continue;
     for (int m = 0; m < micro_batches(); ++m) {
-      const double* losses = stage->losses(m).data<double>();
+      const Tensor here = device_.to_host(stage->losses(m));
+      const double* losses = here.data<double>();
       std::copy(losses, losses + run_.micro_batch, sums.data<double>() + first + std::int64_t{m} * run_.micro_batch);
     }
   }
@@ -184,7 +188,7 @@ Tensor Replica::logits(std::int64_t b) const {
   const auto last = std::find_if(stages_.begin(), stages_.end(), [](const auto& s) { return s->last(); });
   if (last == stages_.end()) return {};
   const Tensor all = gather_vocabulary(device_, tp_, config_.vocab, (*last)->logits());  // (T,B,V)
-  const Tensor one = device_.empty({run_.seq_len, config_.vocab}, DType::float32);
+  const Tensor one = device_.host().empty({run_.seq_len, config_.vocab}, DType::float32);
   for (std::int64_t t = 0; t < run_.seq_len; ++t) {
     const float* row = all.data<float>() + (t * run_.micro_batch + b) * config_.vocab;
     std::copy(row, row + config_.vocab, one.data<float>() + t * config_.vocab);

@@ -38,8 +38,9 @@ void write_norms(const std::string& path, const std::map<std::string, double>& n
 
 std::vector<MemoryUse> gather_memory(const Device& device, Communicator& world, const MemoryUse& mine) {
   constexpr std::int64_t kNumbers = kCategoryCount + 1;
-  const Tensor own = device.empty({kNumbers}, DType::int64, Category::workspace);
-  const Tensor all = device.empty({kNumbers * world.size()}, DType::int64, Category::workspace);
+  const Device host = device.host();
+  const Tensor own = host.empty({kNumbers}, DType::int64, Category::workspace);
+  const Tensor all = host.empty({kNumbers * world.size()}, DType::int64, Category::workspace);
   std::copy(mine.bytes.begin(), mine.bytes.end(), own.data<std::int64_t>());
   own.data<std::int64_t>()[kCategoryCount] = mine.total;
   world.all_gather(own, all).wait();

@@ -153,7 +153,8 @@ class RankTrainer {
     metrics.experts = replica_.expert_load();
     metrics.tokens = std::int64_t{in_.run.global_batch} * in_.run.seq_len;
     measure(metrics);
-    metrics.schedule_bubble_fraction = bubble_.schedule_bubble(replica_.spans(), *context_.world, context_.device);
+    metrics.schedule_bubble_fraction =
+        bubble_.schedule_bubble(replica_.spans(), *context_.world, context_.device.host());
     metrics.step_seconds = seconds_since(begin);
     metrics.tokens_per_second = static_cast<double>(metrics.tokens) / metrics.step_seconds;
     metrics.tflops_per_rank = in_.flops.training() * metrics.tokens_per_second / context_.size / 1e12;
@@ -213,8 +214,9 @@ class RankTrainer {
     }
     constexpr int kStop = 1;
     constexpr int kWriting = kStop + 1;
-    const Tensor largest = context_.device.zeros({kWriting + 1}, DType::float64, Category::workspace);
-    const Tensor sum = context_.device.zeros({1}, DType::float64, Category::workspace);
+    const Device host = context_.device.host();
+    const Tensor largest = host.zeros({kWriting + 1}, DType::float64, Category::workspace);
+    const Tensor sum = host.zeros({1}, DType::float64, Category::workspace);
     double* values = largest.data<double>();
     values[0] = makespan;
     values[kStop] = stop_wanted() ? 1 : 0;
@@ -250,7 +252,7 @@ class RankTrainer {
   }
 
   std::string weights_hash() {
-    const Tensor sum = context_.device.zeros({1}, DType::int64, Category::workspace);
+    const Tensor sum = context_.device.host().zeros({1}, DType::int64, Category::workspace);
     *sum.data<std::int64_t>() = static_cast<std::int64_t>(local_weights_hash(replica_.parameters()));
     add_over_owners(sum);
     return fmt::format("{:016x}", static_cast<std::uint64_t>(*sum.data<std::int64_t>()));
@@ -260,7 +262,7 @@ class RankTrainer {
   void dump_gradients() {
     const auto tensors = model_of(in_.model).hugging_face_tensors(in_.model);
     const std::vector<double> squares = local_hugging_face_squares(tensors, replica_.parameters());
-    const Tensor sum = context_.device.zeros({static_cast<std::int64_t>(squares.size())}, DType::float64);
+    const Tensor sum = context_.device.host().zeros({static_cast<std::int64_t>(squares.size())}, DType::float64);
     std::copy(squares.begin(), squares.end(), sum.data<double>());
     add_over_owners(sum);
     if (rank() != 0) return;
@@ -314,6 +316,8 @@ void collect(Problems& problems, F&& make) {
 }
 
 void check_fabric(const RunConfig& run, const Fabric& fabric, Problems& problems) {
+  problems.add_if(run.balance == Balance::measured && !fabric.gpus.empty(),
+                  "--balance measured: its profile is the CPU's; with --device cuda use flops, or give --stage-layers");
   if (fabric.job == nullptr) return;
   const int made = fabric.job->processes() * fabric.ranks_per_process;
   if (made == run.grid.world()) return;
@@ -376,8 +380,10 @@ TrainResult train(const RunConfig& run, const ModelConfig& model, const TrainEve
     const TrainResult mine = trainer.run();
     if (context.rank == 0) result = mine;
   };
-  const RankOptions options{
-      .deadline = run.deadline, .threads_per_rank = run.threads_per_rank, .on_failure = events.on_failure};
+  const RankOptions options{.deadline = run.deadline,
+                            .threads_per_rank = run.threads_per_rank,
+                            .gpus = fabric.gpus,
+                            .on_failure = events.on_failure};
   try {
     if (fabric.job == nullptr) {
       run_ranks(world, train_rank, options);

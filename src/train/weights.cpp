@@ -162,7 +162,8 @@ std::uint64_t local_weights_hash(const ParameterStore& store) {
   for (const Parameter* p : store.all()) {
     if (!p->info->tied_with.empty()) continue;
     const std::uint64_t key = name_key(p->info->name);
-    const float* values = store.bucket_of(*p).master.data<float>();
+    const Tensor master = store.device().to_host(store.bucket_of(*p).master);
+    const float* values = master.data<float>();
     for_counted_runs(store, *p, [&](const Run& run, std::int64_t at) {
       for (std::int64_t i = 0; i < run.count; ++i) {
         const std::uint64_t element = mix_key(key, static_cast<std::uint64_t>(run.global + i));
@@ -180,7 +181,8 @@ std::vector<double> local_hugging_face_squares(const std::vector<HfTensor>& tens
     double sum = 0;
     if (const Parameter* p = store.find(hf.parameter)) {
       const ParameterBucket& bucket = store.bucket_of(*p);
-      const float* values = (of_values ? bucket.master : bucket.gradient_shard).data<float>();
+      const Tensor numbers = store.device().to_host(of_values ? bucket.master : bucket.gradient_shard);
+      const float* values = numbers.data<float>();
       for_counted_runs(store, *p, [&](const Run& run, std::int64_t at) {
         if (hf.piece >= 0 && run.piece != hf.piece) return;
         for (std::int64_t i = 0; i < run.count; ++i) {

@@ -119,6 +119,16 @@ TEST(Requests, WhatIsMissing) {
   expect_refused({"train", "--model"}, {"--model: needs a value (M)"});
 }
 
+// On a machine with a GPU the request is right; then the driver is told to hide it.
+TEST(Requests, GpuThatIsNotThere) {
+  setenv("CUDA_VISIBLE_DEVICES", "", 1);
+  expect_refused(request({"--device", "cuda", "--tp", "3"}), {"--device cuda: no GPU to use: ", "--tp 3: "});
+  const std::string tokens = kOracle + "/tokens.bin";
+  expect_refused({"train", "--model", CUBOID_TEST_DATA "/oracle/mixtral-tiny", "--data", tokens, "--device", "cuda"},
+                 {"--device cuda: no GPU to use: ", "--device cuda: the 4 experts of "});
+  unsetenv("CUDA_VISIBLE_DEVICES");
+}
+
 TEST(Requests, ModelThatCannotFitInMemory) {
   const std::string data = kOracle + "/tokens.bin";
   expect_refused({"train", "--model", "llama3.1-70b", "--dp", "1000", "--global-batch", "1000", "--data", data},

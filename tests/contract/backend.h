@@ -84,11 +84,27 @@ void for_each_type(F f) {
   f.template operator()<std::int64_t>();
 }
 
+/// A tensor's elements, wherever its memory is.
+template <typename T>
+std::vector<T> elements(const Tensor& tensor) {
+  CUBOID_CHECK(dtype_of<T> == tensor.dtype(), "another element type");
+  std::vector<T> read(static_cast<std::size_t>(tensor.elements()));
+  if (!read.empty()) tensor.buffer()->memory().copy_to_host(read.data(), tensor.raw(), tensor.bytes());
+  return read;
+}
+template <typename T>
+void set_elements(const Tensor& tensor, const std::vector<T>& values) {
+  CUBOID_CHECK(dtype_of<T> == tensor.dtype(), "another element type");
+  if (!values.empty()) tensor.buffer()->memory().copy_from_host(tensor.raw(), values.data(), tensor.bytes());
+}
+
 /// Sets every element to of(i).
 template <typename T, typename F>
 void fill(const Tensor& tensor, F of) {
+  std::vector<T> values(static_cast<std::size_t>(tensor.elements()));
   std::int64_t i = 0;
-  for (T& x : tensor.span<T>()) x = to<T>(of(i++));
+  for (T& x : values) x = to<T>(of(i++));
+  set_elements(tensor, values);
 }
 
 /// Expects every element to be of(i); says what differs first and how many.
@@ -97,7 +113,7 @@ void expect_elements(const Tensor& tensor, F of, const std::string& what) {
   std::int64_t wrong = 0;
   std::string first;
   std::int64_t i = 0;
-  for (const T& x : tensor.span<T>()) {
+  for (const T& x : elements<T>(tensor)) {
     const int expected = of(i);
     if (!(x == to<T>(expected)) && wrong++ == 0) {
       first = "element " + std::to_string(i) + " is " + std::to_string(static_cast<double>(static_cast<float>(x))) +

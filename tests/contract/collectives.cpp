@@ -201,7 +201,7 @@ TEST_P(Collectives, BarrierEndsAfterTheLastHasCome) {
   run_on_all_sizes([](RankContext& self) {
     const auto now = [] { return std::chrono::steady_clock::now().time_since_epoch().count(); };
     std::this_thread::sleep_for(std::chrono::milliseconds(3 * ((self.rank * 5) % 7)));
-    const Tensor last = self.device.zeros({1}, DType::int64);
+    const Tensor last = self.device.host().zeros({1}, DType::int64);
     const std::int64_t came = now();
     self.world->barrier();
     const std::int64_t left = now();
@@ -222,12 +222,18 @@ TEST_P(Collectives, SumsAddInAscendingRankOrder) {
   run_on_all_sizes([](RankContext& self) {
     const Tensor whole = self.device.empty({kCount}, DType::float32);
     const Tensor half = self.device.empty({kCount}, DType::bfloat16);
+    std::vector<float> own;
+    std::vector<BFloat16> own_half;
     for (std::int64_t i = 0; i < kCount; ++i) {
-      whole.data<float>()[i] = uneven(self.rank, i);
-      half.data<BFloat16>()[i] = BFloat16(uneven(self.rank, i));
+      own.push_back(uneven(self.rank, i));
+      own_half.emplace_back(uneven(self.rank, i));
     }
+    set_elements(whole, own);
+    set_elements(half, own_half);
     all_reduce_in_place(*self.world, whole);
     all_reduce_in_place(*self.world, half);
+    const auto sums = elements<float>(whole);
+    const auto half_sums = elements<BFloat16>(half);
     std::int64_t wrong = 0;
     std::int64_t wrong_half = 0;
     std::int64_t order_matters = 0;
@@ -241,8 +247,8 @@ TEST_P(Collectives, SumsAddInAscendingRankOrder) {
       float reversed = uneven(self.size - 1, i);
       for (int r = self.size - 2; r >= 0; --r) reversed += uneven(r, i);
       order_matters += reversed != sum;
-      wrong += std::bit_cast<std::uint32_t>(whole.data<float>()[i]) != std::bit_cast<std::uint32_t>(sum);
-      wrong_half += half.data<BFloat16>()[i].bits != BFloat16(sum_half).bits;  // rounded once
+      wrong += std::bit_cast<std::uint32_t>(sums[static_cast<std::size_t>(i)]) != std::bit_cast<std::uint32_t>(sum);
+      wrong_half += half_sums[static_cast<std::size_t>(i)].bits != BFloat16(sum_half).bits;  // rounded once
     }
     EXPECT_EQ(wrong, 0);
     EXPECT_EQ(wrong_half, 0);
@@ -269,18 +275,19 @@ TEST_P(Collectives, Bfloat16KeepsSmallTermsUntilTheEnd) {
 TEST_P(Collectives, ExtremeValues) {
   run_on_all_sizes([](RankContext& self) {
     const int odd_one = self.size / 2;
-    const Tensor x = self.device.zeros({5}, DType::float32);
-    if (self.rank == odd_one) x.data<float>()[3] = std::numeric_limits<float>::quiet_NaN();
-    x.data<float>()[1] = -std::numeric_limits<float>::infinity();
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+    const Tensor x = self.device.empty({5}, DType::float32);
+    const float last = self.rank == odd_one ? std::numeric_limits<float>::quiet_NaN() : 0.0F;
+    set_elements<float>(x, {0, -kInfinity, 0, last, 0});
     all_reduce_in_place(*self.world, x, ReduceOp::max);
-    EXPECT_TRUE(std::isnan(x.data<float>()[3])) << "a maximum must not hide a NaN";
-    EXPECT_EQ(x.data<float>()[1], -std::numeric_limits<float>::infinity());
-    const Tensor n = self.device.zeros({2}, DType::int64);
-    n.data<std::int64_t>()[0] = self.rank == odd_one ? std::numeric_limits<std::int64_t>::max() : 0;
-    n.data<std::int64_t>()[1] = std::numeric_limits<std::int64_t>::max();
+    EXPECT_TRUE(std::isnan(elements<float>(x)[3])) << "a maximum must not hide a NaN";
+    EXPECT_EQ(elements<float>(x)[1], -kInfinity);
+    const Tensor n = self.device.empty({2}, DType::int64);
+    set_elements<std::int64_t>(n, {self.rank == odd_one ? kMost : 0, kMost});
     all_reduce_in_place(*self.world, n);
-    EXPECT_EQ(n.data<std::int64_t>()[0], std::numeric_limits<std::int64_t>::max()) << "more than a double holds";
-    EXPECT_EQ(n.data<std::int64_t>()[1], static_cast<std::int64_t>(std::uint64_t(self.size) * INT64_MAX)) << "wraps";
+    EXPECT_EQ(elements<std::int64_t>(n)[0], kMost) << "more than a double holds";
+    EXPECT_EQ(elements<std::int64_t>(n)[1], static_cast<std::int64_t>(std::uint64_t(self.size) * INT64_MAX)) << "wraps";
   });
 }
 

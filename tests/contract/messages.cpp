@@ -137,7 +137,7 @@ TEST_P(Messages, SoleOwnersMemoryIsHandedOver) {
         if (self.rank == 0) {
           Tensor message = made<float>(self.device, {2053}, 0, 0);
           const Tensor address = self.device.empty({1}, DType::int64);
-          address.data<std::int64_t>()[0] = reinterpret_cast<std::intptr_t>(message.raw());
+          set_elements<std::int64_t>(address, {reinterpret_cast<std::intptr_t>(message.raw())});
           self.world->send(address, 1, 0).wait();
           self.world->send(std::move(message), 1, 1).wait();
           EXPECT_EQ(account.live(Category::activations), 8) << "the address alone is still here";
@@ -148,7 +148,7 @@ TEST_P(Messages, SoleOwnersMemoryIsHandedOver) {
         } else {
           self.world->barrier();
           if (self.rank == 1) {
-            const auto address = self.world->recv({1}, DType::int64, 0, 0).wait().data<std::int64_t>()[0];
+            const auto address = elements<std::int64_t>(self.world->recv({1}, DType::int64, 0, 0).wait())[0];
             const Tensor message = self.world->recv({2053}, DType::float32, 0, 1).wait();
             EXPECT_EQ(reinterpret_cast<std::intptr_t>(message.raw()), address);
             EXPECT_TRUE(message.unique());
@@ -205,11 +205,10 @@ TEST_P(Messages, AllToAllOfPartsThatTheOtherSideDoesNotExpectNamesBoth) {
 // The world ranks of a communicator's members, in its order.
 std::vector<int> members(RankContext& self, Communicator& comm) {
   const Tensor own = self.device.zeros({1}, DType::int32);
-  own.data<std::int32_t>()[0] = self.rank;
+  set_elements<std::int32_t>(own, {self.rank});
   const Tensor all = self.device.zeros({comm.size()}, DType::int32);
   comm.all_gather(own, all).wait();
-  const auto ranks = all.span<std::int32_t>();
-  return {ranks.begin(), ranks.end()};
+  return elements<std::int32_t>(all);
 }
 
 TEST_P(Split, ColorsAndKeys) {

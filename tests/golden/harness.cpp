@@ -14,6 +14,8 @@
 #include "cuboid/train/optimizer.h"
 #include "cuboid/train/weights.h"
 
+#include "gpu.h"
+
 namespace cuboid::golden {
 namespace {
 
@@ -54,7 +56,7 @@ void add_over_owners(Replica& replica, const Tensor& sum) {
 Norms collect_norms(Replica& replica, const ModelConfig& model, bool of_values) {
   const auto tensors = model_of(model).hugging_face_tensors(model);
   const auto squares = local_hugging_face_squares(tensors, replica.parameters(), of_values);
-  const Tensor sum = replica.device().empty({static_cast<std::int64_t>(squares.size())}, DType::float64);
+  const Tensor sum = replica.device().host().empty({static_cast<std::int64_t>(squares.size())}, DType::float64);
   std::copy(squares.begin(), squares.end(), sum.data<double>());
   add_over_owners(replica, sum);
   Norms norms;
@@ -69,7 +71,8 @@ void gather(Replica& replica, std::map<std::string, std::vector<float>>& weights
     if (!p->info->tied_with.empty() || !store.counts(*p)) continue;
     std::vector<float>& global = weights.at(p->info->name);
     const OwnedStretch own = store.owned(*p);
-    const float* values = store.bucket_of(*p).master.data<float>() + own.at - own.begin;  // by index in the shard
+    const Tensor master = store.device().to_host(store.bucket_of(*p).master);
+    const float* values = master.data<float>() + own.at - own.begin;  // by index in the shard
     for (const Run& run : shard_runs(*p->info, store.tp_rank(), store.tp_size())) {
       if (!counts_piece(*p->info, run.piece, store.tp_rank(), store.tp_size())) continue;
       const std::int64_t begin = std::max(run.local, own.begin);
@@ -161,7 +164,7 @@ Trace trace(const RunConfig& run, const ModelConfig& model) {
     made.losses.push_back(m.loss);
     made.grad_norms.push_back(m.grad_norm);
   };
-  made.result = train(run, model, events);
+  made.result = train(run, model, events, nullptr, {.gpus = gpus_of(run.grid.world())});
   return made;
 }
 
@@ -229,7 +232,7 @@ Learned learn(const RunConfig& run, const ModelConfig& model, const StepReader& 
                 mine.losses.push_back(loss.mean());
               }
               mine.weight_norms = collect_norms(replica, model, true);
-              const Tensor hash = context.device.empty({1}, DType::int64);
+              const Tensor hash = context.device.host().empty({1}, DType::int64);
               *hash.data<std::int64_t>() = static_cast<std::int64_t>(local_weights_hash(replica.parameters()));
               add_over_owners(replica, hash);
               gather(replica, learned.weights);
@@ -240,7 +243,7 @@ Learned learn(const RunConfig& run, const ModelConfig& model, const StepReader& 
               learned.weight_norms = mine.weight_norms;
               learned.weights_hash = fmt::format("{:016x}", static_cast<std::uint64_t>(*hash.data<std::int64_t>()));
             },
-            {.deadline = run.deadline});
+            {.deadline = run.deadline, .gpus = gpus_of(run.grid.world())});
   return learned;
 }
 
@@ -263,7 +266,7 @@ std::vector<float> logits_of_first_sequence(const RunConfig& run, const ModelCon
         const Tensor all = replica.logits(0);  // (T,V); collective over tp
         if (at[Axis::tp] == 0) logits.assign(all.data<float>(), all.data<float>() + all.elements());
       },
-      {.deadline = run.deadline});
+      {.deadline = run.deadline, .gpus = gpus_of(run.grid.world())});
   return logits;
 }
 

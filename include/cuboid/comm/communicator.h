@@ -100,6 +100,9 @@ class Communicator {
   /// Starts to receive; the shape and type must equal the sender's (a mismatch throws std::logic_error with both).
   virtual Incoming recv(Shape shape, DType dtype, int from, int tag) = 0;
 
+  /// Throws Aborted if another rank of the world has failed. For who waits for something else than a communicator.
+  virtual void check() const {}
+
   /// A communicator of the members that pass the same color ≥ 0, ordered by key (ties by rank). Members that pass -1
   /// get null. Collective over this communicator. `name` is for messages.
   virtual std::unique_ptr<Communicator> split(int color, int key, const std::string& name) = 0;

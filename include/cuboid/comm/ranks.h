@@ -20,6 +20,9 @@ struct RankContext {
 struct RankOptions {
   double deadline = 600;     ///< longest wait for another rank, in seconds
   int threads_per_rank = 1;  ///< OpenMP threads that a rank's GEMMs may use
+  /// CUDA's numbers of the GPUs that this process's ranks compute on, rank after rank: all the same (they share it) or
+  /// all different (they talk through NCCL). Empty: they compute on the CPU.
+  std::vector<int> gpus = {};
   /// Called once after a failure, before it is thrown, with a report a rank: in
   /// the first line what it was doing or waiting for, then its last communications.
   std::function<void(const std::vector<std::string>&)> on_failure = {};

@@ -195,9 +195,10 @@ void combine_rows_gradient(const Device& device, const Tensor& dy, const Tensor&
 
 // ---------------------------------------------------------------- optimizer
 
-/// Adds Σ x² to an exact sum: squares are added in double within lines of 256 bytes of memory (in a fixed order), and
-/// exactly from there on. Buffers and parts of buckets begin at lines, so how a bucket is cut changes no bit.
-void add_squares(const Device& device, const Tensor& x, ExactSum& sum);
+/// Adds Σ x² to the words (ExactSum::kWords) int64 of an exact sum: squares are added in double within lines of 256
+/// bytes of memory (in a fixed order), and exactly from there on. Buffers and parts of buckets begin at lines, so how a
+/// bucket is cut changes no bit. Words that start from zero hold the sum of 2^31 lines.
+void add_squares(const Device& device, const Tensor& x, const Tensor& words);
 
 struct AdamW {
   double lr, beta1, beta2, eps, weight_decay;

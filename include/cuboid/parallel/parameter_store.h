@@ -81,6 +81,7 @@ class ParameterStore {
   ParameterStore(const Device& device, const ParameterTable& table, const std::vector<StageBlocks>& stages, int tp_rank,
                  int tp_size, const ParameterOptions& options = {});
 
+  const Device& device() const { return device_; }
   std::deque<ParameterBucket>& buckets() { return buckets_; }
   const std::deque<ParameterBucket>& buckets() const { return buckets_; }
   /// All parameters of this rank in table order.

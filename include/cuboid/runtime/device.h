@@ -14,6 +14,7 @@ namespace cuboid {
 enum class DeviceKind : std::uint8_t {
   cpu,
   meta,  ///< shapes alone: tensors are counted but have no memory, kernels are told to an observer instead of run
+  cuda,  ///< a GPU: work is queued on a stream of the rank's own, and runs while the host goes on
 };
 const char* name_of(DeviceKind kind);
 
@@ -26,8 +27,13 @@ class Device {
   Device();
   /// A device without data. Reading or writing a tensor's elements is an error there.
   static Device meta(KernelObserver observer = {});
+  /// A GPU, by CUDA's number; it becomes the calling thread's. Ranks of a process may share one.
+  /// @throws Error{request} if this build has no CUDA; Error{failed} with CUDA's words
+  static Device cuda(int gpu);
 
   DeviceKind kind() const { return state_->kind; }
+  /// The CPU with this device's account: for numbers that the host reads or writes. This device if that is a CPU.
+  Device host() const;
 
   /// Uninitialised tensor. @throws std::bad_alloc
   Tensor empty(Shape shape, DType dtype, Category category = Category::activations) const;
@@ -39,10 +45,19 @@ class Device {
   void copy(const Tensor& from, const Tensor& to) const;
   /// Sets all elements to zero.
   void zero(const Tensor& tensor) const;
+  /// The elements in host memory: the tensor itself if that is where it is. Waits for what is queued on a GPU.
+  Tensor to_host(const Tensor& tensor) const;
+  /// A tensor of host memory on this device: itself on a CPU. Of meta: one without data.
+  Tensor to_device(const Tensor& tensor, Category category = Category::activations) const;
+  /// Sets a tensor's elements from host memory, which may be changed once this returns.
+  void write(const void* numbers, const Tensor& to) const;
+  /// Waits until everything queued on a GPU is done. @throws Error{failed} for what went wrong there
+  void synchronize() const;
   /// Takes a buffer that another rank handed over into this rank's account. @pre tensor.unique()
   void adopt(const Tensor& tensor, Category category = Category::activations) const;
 
   MemoryAccount& account() const { return *state_->account; }
+  MemorySource& memory() const { return *state_->memory; }
 
   /// What runs now, for traces and profilers; see PhaseScope.
   TracedPhase phase() const { return state_->phase; }

@@ -87,6 +87,14 @@ class MemorySource {
   /// Between two places of this source.
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
   virtual void zero(void* data, std::size_t bytes) = 0;
+
+  /// True if the host may read and write it.
+  virtual bool on_host() const { return true; }
+  /// From and to host memory; the latter waits for what is queued.
+  virtual void copy_from_host(void* to, const void* from, std::size_t bytes) { copy(to, from, bytes); }
+  virtual void copy_to_host(void* to, const void* from, std::size_t bytes) { copy(to, from, bytes); }
+  /// Waits until everything queued is done.
+  virtual void synchronize() {}
 };
 
 /// The process's pool of host memory: a training step asks for the same sizes again and again, and fresh pages from the
@@ -110,9 +118,11 @@ class Buffer {
     return data_;
   }
   std::size_t bytes() const { return bytes_; }
-  /// Moves the bytes to another rank's account: a hand-over between ranks of one process.
+  MemorySource& memory() const { return *memory_; }
+  /// Moves the bytes to another rank's source and account: a hand-over between ranks of one process, whose sources give
+  /// memory of the same kind.
   /// @throws MemoryExceeded, with nothing changed
-  void rehome(std::shared_ptr<MemoryAccount> account, Category category);
+  void rehome(std::shared_ptr<MemorySource> memory, std::shared_ptr<MemoryAccount> account, Category category);
 
  private:
   std::shared_ptr<MemorySource> memory_;

@@ -44,6 +44,8 @@ class Tensor {
   Tensor narrow(std::int64_t begin, std::int64_t count) const;
   /// True if the other tensor begins at the same place of the same buffer.
   bool same_memory(const Tensor& other) const { return buffer_ == other.buffer_ && offset_ == other.offset_; }
+  /// True if the host may read and write the elements.
+  bool on_host() const { return buffer_->memory().on_host(); }
   /// True if no other tensor shares the buffer: its memory may be overwritten or handed over.
   bool unique() const { return buffer_.use_count() == 1; }
   const std::shared_ptr<Buffer>& buffer() const { return buffer_; }

@@ -27,10 +27,15 @@ void load_checkpoint(const Checkpoint& checkpoint, ParameterStore& store, Optimi
 /// Reads this rank's weights alone. @pre check_checkpoint found nothing
 void load_checkpoint_weights(const Checkpoint& checkpoint, ParameterStore& store);
 
+/// What a rank writes, and the host memory that its slices point into: the tensors themselves, or copies from a GPU.
+struct OwnSlices {
+  std::vector<SliceToWrite> slices;
+  std::vector<Tensor> numbers;
+};
 /// The slices that this rank writes: over all ranks, every element of every global tensor exactly once. Elements held
 /// by several ranks are written by one; whole parameters are dealt out over data-parallel ranks that hold the same.
 /// Pointers lie in the store and the optimizer.
-std::vector<SliceToWrite> slices_to_write(const ParameterStore& store, const Optimizer& optimizer);
+OwnSlices slices_to_write(const ParameterStore& store, const Optimizer& optimizer);
 
 /// Where a run is after a step.
 struct Position {

@@ -84,6 +84,7 @@ struct TrainEvents {
 struct Fabric {
   Processes* job = nullptr;  ///< null: threads
   int ranks_per_process = 1;
+  std::vector<int> gpus = {};  ///< as RankOptions: of this process's ranks; empty: they compute on the CPU
 };
 
 /// Trains. Writes only what the config names: dump_grads, and in out checkpoints/ and, with timeline, timeline.json.

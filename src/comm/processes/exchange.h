@@ -94,7 +94,7 @@ class Exchange final : public Processes {
   };
 
   void begin_run(int ranks, int ranks_per_process, const RankOptions& options);
-  void run_rank(int rank, const std::function<void(RankContext&)>& body, int threads, SpanGroup* world);
+  void run_rank(int rank, const std::function<void(RankContext&)>& body, const RankOptions& options, SpanGroup* world);
   void end_run(const RankOptions& options);
 
   // (locked)

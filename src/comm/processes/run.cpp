@@ -5,6 +5,7 @@
 #include <omp.h>
 #include <pthread.h>
 
+#include "../cuda/nccl.h"
 #include "exchange.h"
 #include "span_group.h"
 
@@ -33,9 +34,10 @@ Failure failure_from(int rank, const std::string& name, const std::exception_ptr
 
 }  // namespace
 
-void Exchange::run_rank(int rank, const std::function<void(RankContext&)>& body, int threads, SpanGroup* group) {
+void Exchange::run_rank(int rank, const std::function<void(RankContext&)>& body, const RankOptions& options,
+                        SpanGroup* group) {
   pthread_setname_np(pthread_self(), fmt::format("rank {}", rank).c_str());
-  omp_set_num_threads(threads);
+  omp_set_num_threads(options.threads_per_rank);
   const auto recorder = run_->recorders[static_cast<std::size_t>(rank - process() * run_->ranks_per_process)];
   set_recorder_of_this_thread(recorder.get());
   const bool hosts_differ = processes_of_host_ < processes();
@@ -50,7 +52,13 @@ void Exchange::run_rank(int rank, const std::function<void(RankContext&)>& body,
     RankContext context;
     context.rank = rank;
     context.size = run_->ranks;
-    const auto world = traced(make_span_communicator(*group, rank, context.device, "world"), recorder);
+    const auto local = static_cast<std::size_t>(rank - process() * run_->ranks_per_process);
+    if (!options.gpus.empty()) context.device = Device::cuda(options.gpus.at(local));
+    auto spanning = make_span_communicator(*group, rank, context.device, "world");
+    const auto world =
+        traced(options.gpus.empty() ? std::move(spanning)
+                                    : make_nccl_communicator(std::move(spanning), context.device, options.deadline),
+               recorder);
     context.world = world.get();
     body(context);
   } catch (const Aborted&) {
@@ -82,7 +90,7 @@ void Exchange::run(int ranks, int ranks_per_process, const std::function<void(Ra
   std::vector<std::thread> threads;
   for (int i = 0; i < here; ++i) {
     const int rank = process() * ranks_per_process + i;
-    threads.emplace_back([&, rank] { run_rank(rank, body, options.threads_per_rank, world); });
+    threads.emplace_back([&, rank] { run_rank(rank, body, options, world); });
   }
   for (std::thread& thread : threads) thread.join();
   end_run(options);

@@ -70,7 +70,8 @@ std::shared_ptr<SpanOperation> SpanGroup::operation(std::uint64_t sequence) {
 }
 
 std::shared_ptr<SpanOperation> SpanGroup::start(int member, const Call& call, const Tensor& in, const Tensor& out,
-                                                const SpanSplit& choice) {
+                                                const SpanSplit& choice, const StreamMark& ready) {
+  CUBOID_CHECK(ready == nullptr, "a collective of several processes in a GPU's memory");
   const std::scoped_lock lock(exchange_.mutex());
   const auto i = static_cast<std::size_t>(local_index_[member]);
   const auto entered = operation(entered_[i]++);
@@ -144,7 +145,7 @@ void SpanGroup::handle(Parcel& parcel) {
   if (header.kind == ParcelKind::message) {
     Tensor tensor(parcel.payload ? std::move(parcel.payload) : exchange_.buffer(0), 0,
                   Shape(std::vector<std::int64_t>(header.dim, header.dim + header.dims)), header.dtype);
-    return mailbox(header.to).put(header.from, header.tag, std::move(tensor));
+    return mailbox(header.to).put(header.from, header.tag, {std::move(tensor)});
   }
   const bool known = operations_.contains(header.sequence);
   if (!known && std::all_of(entered_.begin(), entered_.end(), [&](auto n) { return n > header.sequence; })) {
@@ -230,9 +231,11 @@ std::string SpanGroup::missing(const SpanOperation& op, bool only_ended) const {
   return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
 }
 
-void SpanGroup::send(int member, Tensor tensor, int to, int tag) {
+void SpanGroup::send(int member, Message message, int to, int tag) {
   world_->throw_if_aborted();
-  if (is_local(to)) return mailbox(to).put(member, tag, std::move(tensor));
+  if (is_local(to)) return mailbox(to).put(member, tag, std::move(message));
+  const Tensor& tensor = message.tensor;
+  CUBOID_CHECK(tensor.on_host(), "a message to another process that is in a GPU's memory");
   CUBOID_CHECK(tensor.shape().rank() <= kMostDims, to_string(tensor.shape()));
   Header header{.kind = ParcelKind::message, .group = id_, .from = member, .to = to, .tag = tag};
   header.dtype = tensor.dtype();
@@ -244,7 +247,7 @@ void SpanGroup::send(int member, Tensor tensor, int to, int tag) {
                  tensor.buffer());
 }
 
-Tensor SpanGroup::receive(int member, int from, int tag, std::uint64_t claimed, const std::string& what) {
+Message SpanGroup::receive(int member, int from, int tag, std::uint64_t claimed, const std::string& what) {
   world_->throw_if_aborted();
   Mailbox& box = mailbox(member);
   const auto start = Clock::now();

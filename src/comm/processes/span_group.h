@@ -58,6 +58,7 @@ struct SpanOperation {
   std::vector<bool> arrived;
   std::vector<SpanSplit> split;
   std::size_t arrivals = 0;
+  StreamMark done;  // never set: tensors are on the host
 
   // By process of the group
   std::vector<Parcel> contributions;
@@ -85,11 +86,11 @@ class SpanGroup : public std::enable_shared_from_this<SpanGroup> {
 
   /// As Group's.
   std::shared_ptr<SpanOperation> start(int member, const Call& call, const Tensor& in, const Tensor& out,
-                                       const SpanSplit& choice = {});
+                                       const SpanSplit& choice = {}, const StreamMark& ready = {});
   void finish(int member, SpanOperation& operation);
-  void send(int member, Tensor tensor, int to, int tag);
+  void send(int member, Message message, int to, int tag);
   std::uint64_t claim_message(int member, int from, int tag) { return mailbox(member).claim(from, tag); }
-  Tensor receive(int member, int from, int tag, std::uint64_t claimed, const std::string& what);
+  Message receive(int member, int from, int tag, std::uint64_t claimed, const std::string& what);
 
   /// Takes what another process sent to this group. The exchange's mutex is held.
   void handle(Parcel& parcel);

@@ -1,0 +1,17 @@
+// A build without the CUDA toolkit: no GPU is ever found, and so no device of that kind made.
+#include "cuboid/runtime/device.h"
+#include "cuboid/runtime/gpus.h"
+
+namespace cuboid {
+
+GpuReport find_gpus() {
+  GpuReport report;
+  report.problem = "this build has no CUDA (nvcc was not found when it was configured, or -DCUBOID_CUDA=off)";
+  return report;
+}
+
+Device Device::cuda(int) {
+  throw Error(ErrorKind::request, find_gpus().problem);
+}
+
+}  // namespace cuboid

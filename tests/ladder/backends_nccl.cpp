@@ -1,0 +1,32 @@
+// Ranks with a GPU each, on emulated ones, as a backend of the contract suite's collectives. Its messages and failures
+// are where NCCL's contract is another one: see emulation_test.cpp.
+#include <emulated_cuda.h>
+
+#include "contract/backend.h"
+
+namespace cuboid::contract {
+
+const std::vector<Backend>& backends() {
+  static const std::vector<Backend> all = {
+      {"nccl",
+       {1, 3},
+       false,
+       [](int ranks, const Body& body, RankOptions options) {
+         emulated_cuda::set_devices(3);
+         emulated_cuda::set_delay(100);
+         for (int i = 0; i < ranks; ++i) options.gpus.push_back(i);
+         run_ranks(ranks, body, options);
+       }},
+  };
+  return all;
+}
+
+std::vector<Backend> backends_with(int ranks) {
+  std::vector<Backend> able;
+  for (const Backend& backend : backends()) {
+    if (backend.largest() >= ranks) able.push_back(backend);
+  }
+  return able;
+}
+
+}  // namespace cuboid::contract
