@@ -99,7 +99,7 @@ std::string result_document(const RunStart& start, const TrainResult& result, co
   document["rank_peak_bytes"] = bytes_by_rank(result.rank_peaks);
   if (!predicted.empty()) document["predicted_rank_peak_bytes"] = bytes_by_rank(predicted);
   document["step_seconds"] = steps.measured;
-  document["predicted_cluster"] = steps.cluster;
+  document["predicted_cluster"] = steps.cluster.empty() ? Json() : Json(steps.cluster);
   if (const auto& prediction = steps.prediction) {
     document["predicted_step_seconds"] = prediction->step_seconds;
     for (const auto& [cause, seconds] : causes_of(prediction->seconds)) document["predicted_seconds"][cause] = seconds;

@@ -32,7 +32,7 @@ struct Sample {
   int micro_batch;
   int tp;
 };
-constexpr Sample kSamples[] = {{"gpt2-nano", 64, 1, 1},   {"llama-nano", 256, 2, 1},  {"gpt2-nano", 128, 1, 2},
+constexpr Sample kSamples[] = {{"gpt2-nano", 64, 1, 1},   {"llama-nano", 256, 2, 1},  {"gpt2-nano", 192, 1, 2},
                                {"llama-micro", 64, 1, 1}, {"gpt2-micro", 256, 1, 1},  {"llama-nano", 64, 1, 2},
                                {"gpt2-nano", 256, 2, 1},  {"llama-micro", 256, 1, 2}, {"gpt2-micro", 128, 1, 2},
                                {"llama-nano", 128, 1, 1}};

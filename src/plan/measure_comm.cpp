@@ -13,6 +13,7 @@ namespace cuboid {
 namespace {
 
 constexpr int kLeastRounds = 5;
+constexpr int kLeastRows = 3;
 constexpr int kMostRounds = 20'000;
 constexpr int kWarmUp = 2;
 constexpr int kTag = 7;
@@ -142,6 +143,20 @@ double largest(Communicator& world, const Device& device, double value) {
 
 }  // namespace
 
+namespace {
+
+// Of this rank's times those of the slowest rank, sorted.
+void summarize(Communicator& world, const Tensor& times, RoundTimes& result) {
+  const std::int64_t count = times.elements();
+  all_reduce_in_place(world, times, ReduceOp::max);
+  double* taken = times.data<double>();
+  std::sort(taken, taken + count);
+  result.p50 = taken[count / 2];
+  result.p99 = taken[std::min(count - 1, count * 99 / 100)];
+}
+
+}  // namespace
+
 RoundTimes time_rounds(Communicator& world, const Device& device, const std::function<void()>& operation,
                        double seconds) {
   world.barrier();
@@ -151,7 +166,7 @@ RoundTimes time_rounds(Communicator& world, const Device& device, const std::fun
   RoundTimes result;
   result.rounds =
       static_cast<int>(std::clamp(seconds / std::max(once, 1e-7), double{kLeastRounds}, double{kMostRounds}));
-  const Tensor times = device.empty({result.rounds + 1}, DType::float64, Category::communication);
+  const Tensor times = device.empty({result.rounds}, DType::float64, Category::communication);
   double* taken = times.data<double>();
   world.barrier();
   const auto start = Clock::now();
@@ -162,12 +177,30 @@ RoundTimes time_rounds(Communicator& world, const Device& device, const std::fun
     taken[i] = std::chrono::duration<double>(now - before).count();
     before = now;
   }
-  taken[result.rounds] = std::chrono::duration<double>(before - start).count() / result.rounds;
-  all_reduce_in_place(world, times, ReduceOp::max);
-  result.mean = taken[result.rounds];
-  std::sort(taken, taken + result.rounds);
-  result.p50 = taken[result.rounds / 2];
-  result.p99 = taken[std::min(result.rounds - 1, result.rounds * 99 / 100)];
+  result.mean = largest(world, device, std::chrono::duration<double>(before - start).count() / result.rounds);
+  summarize(world, times, result);
+  return result;
+}
+
+RoundTimes time_rows(Communicator& world, const Device& device, const std::function<void()>& operation, int in_a_row,
+                     double seconds) {
+  const auto row = [&] {
+    world.barrier();
+    const auto start = Clock::now();
+    for (int i = 0; i < in_a_row; ++i) operation();
+    return since(start) / in_a_row;
+  };
+  const double once = largest(world, device, row());
+  const double fitting = seconds / (std::max(once, 1e-7) * in_a_row);
+  const auto rows = static_cast<int>(std::clamp(fitting, double{kLeastRows}, double{kMostRounds}));
+  const Tensor times = device.empty({rows}, DType::float64, Category::communication);
+  RoundTimes result;
+  result.rounds = rows * in_a_row;
+  for (int i = 0; i < rows; ++i) times.data<double>()[i] = row();
+  summarize(world, times, result);
+  double sum = 0;
+  for (int i = 0; i < rows; ++i) sum += times.data<double>()[i];
+  result.mean = sum / rows;
   return result;
 }
 
@@ -191,7 +224,10 @@ std::vector<CommSample> measure_comm(const Groups& groups, const Device& device,
           for (Work& work : works) work.wait();
         };
         CommSample sample{axes, operation, groups.axis(axes.front()).size(), exercises.front()->bytes(), {}, 1};
-        sample.times = time_rounds(groups.world(), device, round, plan.seconds);
+        const auto row = plan.in_a_row.find({axes.front(), operation, size});
+        sample.times = axes.size() == 1 && row != plan.in_a_row.end()
+                           ? time_rows(groups.world(), device, round, row->second, plan.seconds)
+                           : time_rounds(groups.world(), device, round, plan.seconds);
         if (operation == CommOperation::send) {  // there and back
           for (double* time : {&sample.times.mean, &sample.times.p50, &sample.times.p99}) *time /= 2;
         }
