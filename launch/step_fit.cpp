@@ -186,6 +186,38 @@ double measured_bandwidth(int cores) {
   return 3.0 * kElements * sizeof(float) / median(times);
 }
 
+// Products alone, on all cores at once: so that their rate is known whatever else a pass does.
+std::vector<MeasuredPass> measured_products(const Cluster& cluster, DType dtype, int cores) {
+  struct Product {
+    std::int64_t m, n, k;
+  };
+  constexpr Product kProductsAlone[] = {{64, 384, 128}, {256, 512, 128}, {128, 256, 1024}, {512, 512, 512}};
+  constexpr int kRounds = 21;
+  std::vector<MeasuredPass> measured;
+  for (const auto& [m, n, k] : kProductsAlone) {
+    std::vector<double> times;
+    run_ranks(cores, [&, m = m, n = n, k = k](RankContext& self) {
+      const Tensor a = self.device.zeros({m, k}, dtype, Category::workspace);
+      const Tensor b = self.device.zeros({k, n}, dtype, Category::workspace);
+      const Tensor c = self.device.zeros({m, n}, dtype, Category::workspace);
+      for (int round = -1; round < kRounds; ++round) {
+        const auto start = Clock::now();
+        kernels::matmul(self.device, a, b, c);
+        if (round >= 0 && self.rank == 0) times.push_back(since(start));
+      }
+    });
+    TracedPass pass;
+    TracedKernel kernel{.kind = TracedKernel::Kind::matmul, .dtype = dtype};
+    kernel.m = m;
+    kernel.n = n;
+    kernel.k = k;
+    pass.events = {kernel};
+    measured.push_back(
+        {fmt::format("product of {} x {} x {}", m, n, k), terms_of(pass, cluster, {}), 0, median(times)});
+  }
+  return measured;
+}
+
 void set_rates(Cluster& cluster, const Terms& rates, DType dtype) {
   if (!(rates[kProducts] > 0)) {
     throw Error(ErrorKind::failed, "--save: the times measured say nothing of matrix products; is the machine busy?");
@@ -271,7 +303,7 @@ StepFit fit_steps(Cluster cluster, DType dtype, int rounds, int samples) {
       measure(run_of(kSamples[i], dtype, cores), load_model(kSamples[i].model), share, times[i]);
     }
   }
-  Measured measured;
+  Measured measured{measured_products(cluster, dtype, cores), {}};
   for (std::size_t i = 0; i < count; ++i) {
     add_sample(kSamples[i], run_of(kSamples[i], dtype, cores), times[i], cluster, measured);
   }
