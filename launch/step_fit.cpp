@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <iterator>
 #include <thread>
 
@@ -186,34 +187,68 @@ double measured_bandwidth(int cores) {
   return 3.0 * kElements * sizeof(float) / median(times);
 }
 
-// Products alone, on all cores at once: so that their rate is known whatever else a pass does.
-std::vector<MeasuredPass> measured_products(const Cluster& cluster, DType dtype, int cores) {
+// Median seconds of a kernel on all cores at once. @param make  of a device: the kernel on buffers of its own
+double measured_kernel(int cores, const std::function<std::function<void()>(const Device&)>& make) {
+  constexpr int kRounds = 21;
+  std::vector<double> times;
+  run_ranks(cores, [&](RankContext& self) {
+    const std::function<void()> kernel = make(self.device);
+    kernel();
+    for (int round = 0; round < kRounds; ++round) {
+      const auto start = Clock::now();
+      kernel();
+      if (self.rank == 0) times.push_back(since(start));
+    }
+  });
+  return median(times);
+}
+
+MeasuredPass pass_of(const std::string& what, const TracedKernel& kernel, const Cluster& cluster, double seconds) {
+  TracedPass pass;
+  pass.events = {kernel};
+  return {what, terms_of(pass, cluster, {}), 0, seconds};
+}
+
+// Products and attention alone: so that their rates are known whatever else a pass does.
+std::vector<MeasuredPass> kernels_alone(const Cluster& cluster, DType dtype, int cores) {
+  std::vector<MeasuredPass> measured;
   struct Product {
     std::int64_t m, n, k;
   };
-  constexpr Product kProductsAlone[] = {{64, 384, 128}, {256, 512, 128}, {128, 256, 1024}, {512, 512, 512}};
-  constexpr int kRounds = 21;
-  std::vector<MeasuredPass> measured;
-  for (const auto& [m, n, k] : kProductsAlone) {
-    std::vector<double> times;
-    run_ranks(cores, [&, m = m, n = n, k = k](RankContext& self) {
-      const Tensor a = self.device.zeros({m, k}, dtype, Category::workspace);
-      const Tensor b = self.device.zeros({k, n}, dtype, Category::workspace);
-      const Tensor c = self.device.zeros({m, n}, dtype, Category::workspace);
-      for (int round = -1; round < kRounds; ++round) {
-        const auto start = Clock::now();
-        kernels::matmul(self.device, a, b, c);
-        if (round >= 0 && self.rank == 0) times.push_back(since(start));
-      }
+  for (const auto& [m, n, k] : {Product{64, 384, 128}, {256, 512, 128}, {128, 256, 1024}, {512, 512, 512}}) {
+    const TracedKernel kernel{.kind = TracedKernel::Kind::matmul, .dtype = dtype, .m = m, .n = n, .k = k};
+    const double seconds = measured_kernel(cores, [&kernel](const Device& device) {
+      const auto matrix = [&](std::int64_t rows, std::int64_t columns) {
+        return device.zeros({rows, columns}, kernel.dtype, Category::workspace);
+      };
+      return [device, a = matrix(kernel.m, kernel.k), b = matrix(kernel.k, kernel.n), c = matrix(kernel.m, kernel.n)] {
+        kernels::matmul(device, a, b, c);
+      };
     });
-    TracedPass pass;
-    TracedKernel kernel{.kind = TracedKernel::Kind::matmul, .dtype = dtype};
-    kernel.m = m;
-    kernel.n = n;
-    kernel.k = k;
-    pass.events = {kernel};
-    measured.push_back(
-        {fmt::format("product of {} x {} x {}", m, n, k), terms_of(pass, cluster, {}), 0, median(times)});
+    measured.push_back(pass_of(fmt::format("product of {} x {} x {}", m, n, k), kernel, cluster, seconds));
+  }
+  constexpr std::int64_t kHeads = 4;
+  constexpr std::int64_t kHeadDim = 32;
+  for (const std::int64_t tokens : {128, 256}) {
+    for (const bool gradient : {false, true}) {
+      TracedKernel kernel{.kind = TracedKernel::Kind::attention, .dtype = dtype, .gradient = gradient};
+      kernel.flops = static_cast<double>((gradient ? 10 : 4) * kHeadDim * kHeads * tokens * (tokens + 1) / 2);
+      const double seconds = measured_kernel(cores, [&](const Device& device) {
+        const auto heads = [&] { return device.zeros({1, kHeads, tokens, kHeadDim}, dtype, Category::workspace); };
+        const Tensor sums = device.zeros({1, kHeads, tokens}, DType::float32, Category::workspace);
+        const Tensor out = device.zeros({tokens, 1, kHeads * kHeadDim}, dtype, Category::workspace);
+        return [device, gradient, out, sums, dout = device.clone(out, Category::workspace), q = heads(), k = heads(),
+                v = heads(), dq = heads(), dk = heads(), dv = heads()] {
+          if (gradient) {
+            kernels::attention_gradient(device, dout, q, k, v, out, sums, {}, dq, dk, dv);
+          } else {
+            kernels::attention(device, q, k, v, {}, out, sums);
+          }
+        };
+      });
+      const std::string what = fmt::format("attention{} of {} tokens", gradient ? "'s gradient" : "", tokens);
+      measured.push_back(pass_of(what, kernel, cluster, seconds));
+    }
   }
   return measured;
 }
@@ -303,7 +338,7 @@ StepFit fit_steps(Cluster cluster, DType dtype, int rounds, int samples) {
       measure(run_of(kSamples[i], dtype, cores), load_model(kSamples[i].model), share, times[i]);
     }
   }
-  Measured measured{measured_products(cluster, dtype, cores), {}};
+  Measured measured{kernels_alone(cluster, dtype, cores), {}};
   for (std::size_t i = 0; i < count; ++i) {
     add_sample(kSamples[i], run_of(kSamples[i], dtype, cores), times[i], cluster, measured);
   }
