@@ -28,6 +28,8 @@ struct BenchRanks {
 };
 void add_ranks_flags(Flags& flags, BenchRanks& where);
 
+/// Ranks that are threads of one process.
+int ranks_per_process(int world, const BenchRanks& where);
 /// Host of every rank of a world of this size. @throws Error{request} if a job's processes are not as many as needed
 std::vector<std::string> hosts_of_ranks(int world, const BenchRanks& where);
 /// Runs a body on every rank, as threads here or over the job.

@@ -1,18 +1,24 @@
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <map>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "cuboid/core/log.h"
+#include "cuboid/core/median.h"
 #include "cuboid/core/random.h"
 #include "cuboid/core/units.h"
+#include "cuboid/formats/cluster_file.h"
+#include "cuboid/formats/durable.h"
 #include "cuboid/formats/hf_config.h"
 #include "cuboid/kernels/kernels.h"
 #include "cuboid/train/step_runner.h"
 
 #include "launch/bench.h"
 #include "launch/job.h"
+#include "launch/step_fit.h"
 
 namespace cuboid::launch {
 namespace {
@@ -28,11 +34,6 @@ constexpr std::int64_t kProduct = 512;
 
 double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 struct Times {
@@ -87,6 +88,8 @@ int bench_step(const Arguments& arguments) {
   BenchRun bench;
   BenchRanks where;
   int rounds = 5;
+  int samples = kStepSamples;
+  std::string save;
   bool json = false;
   bench.run.model = "gpt2-nano";
   add_run_flags_of_bench(flags, bench);
@@ -94,10 +97,15 @@ int bench_step(const Arguments& arguments) {
   add_ranks_flags(flags, where);
   flags.section("Measurement");
   flags.whole("rounds", rounds, "steps measured, after one to warm up", 1, 10'000);
+  flags.text("save", "FILE.toml", save,
+             "cluster file: also time steps of small models with a rank on every core, and fit the rates of products, "
+             "attention, row kernels, messages and the optimizer to them");
+  flags.whole("samples", samples, "small models of --save: fewer are quicker and say less", 1, kStepSamples);
   flags.toggle("json", json, "one JSON document");
   Problems problems;
   if (!flags.read(arguments, problems)) return 0;
   join_job(FabricKind::automatic);
+  problems.add_if(save.empty() && flags.value_of("samples").has_value(), "--samples: says nothing without --save");
   problems.throw_if_any();
   const ModelConfig model = load_model(bench.run.model);
   const RunConfig run = checked_run(bench, model, problems);
@@ -109,6 +117,15 @@ int bench_step(const Arguments& arguments) {
                [&](RankContext& self) { run_rank(self, run, model, layout, rounds, times); });
   if (job() != nullptr && job()->process() != 0) return 0;
 
+  std::string fitted;
+  if (!save.empty()) {
+    std::error_code ignored;
+    const StepFit fit = fit_steps(load_cluster(std::filesystem::exists(save, ignored) ? save : "cpu-local"), run.dtype,
+                                  rounds, samples);
+    write_durably(save, write_cluster_file(fit.cluster));
+    log::info("wrote " + save);
+    fitted = fit_text(fit);
+  }
   const double seconds = median(times.steps);
   const double tokens = static_cast<double>(run.global_batch) * run.seq_len;
   const double rate = flops_per_token(model, run.seq_len).training() * tokens / seconds / run.grid.world();
@@ -129,6 +146,7 @@ int bench_step(const Arguments& arguments) {
   fmt::print("step {}, {:.0f} tokens/s, {:.1f} GFLOP/s a rank: {:.0f} % of a {}³ product's {:.1f} (median of {})\n",
              human_seconds(seconds), tokens / seconds, rate * 1e-9, 100 * rate / product, kProduct, product * 1e-9,
              rounds);
+  fmt::print("{}", fitted);
   for (const auto& [kind, sum] : times.spans) fmt::print("  rank 0 {:<14} {}\n", kind, human_seconds(sum / rounds));
   return 0;
 }
