@@ -88,6 +88,7 @@ std::string CheckpointWriter::temporary_folder() const {
 void CheckpointWriter::begin(const Position& position) {
   in_flight_ = position;
   optimizer_steps_ = optimizer_.steps();
+  await_removal();  // its half-removed folders are not what an interrupted run has left
   if (context_.rank == 0) {
     std::error_code fault;
     fs::create_directories(folder_, fault);
@@ -140,8 +141,12 @@ bool CheckpointWriter::writing() const {
   return in_flight_ && background_ && !background_->done;
 }
 
-void CheckpointWriter::finish() {
+void CheckpointWriter::await_removal() {
   if (removal_.valid()) removal_.get();
+}
+
+void CheckpointWriter::finish() {
+  await_removal();
   if (!in_flight_) return;
   background_->thread.join();
   if (background_->fault) std::rethrow_exception(background_->fault);
@@ -190,7 +195,7 @@ void CheckpointWriter::commit(const CheckpointIndex& part) {
 }
 
 void CheckpointWriter::tidy() {
-  if (removal_.valid()) removal_.get();
+  await_removal();
   std::error_code none;
   const fs::path latest = fs::read_symlink(fs::path(folder_) / Checkpoint::kLatestName, none);
   if (context_.rank != 0 || none) return;

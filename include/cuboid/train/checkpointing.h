@@ -80,6 +80,7 @@ class CheckpointWriter {
   CheckpointIndex write(const std::vector<SliceToWrite>& slices) const;
   void commit(const CheckpointIndex& part);
   void remove_old(const std::string& latest) const;
+  void await_removal();
 
   RankContext& context_;
   const RunConfig& run_;
