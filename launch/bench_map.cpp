@@ -15,6 +15,7 @@
 #include "cuboid/formats/durable.h"
 #include "cuboid/formats/hf_config.h"
 #include "cuboid/plan/step_traffic.h"
+#include "cuboid/train/measure.h"
 #include "cuboid/train/step_runner.h"
 
 #include "launch/bench.h"
@@ -51,10 +52,6 @@ struct Mapping {
   double predicted_comm = 0;
   std::vector<double> comm, step;  // seconds of each round
 
-  static double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
-  }
   double comm_seconds() const { return median(comm); }
   double step_seconds() const { return median(step); }
 };
@@ -264,7 +261,7 @@ Verdict judge(const std::vector<Mapping>& all, const std::string& choice) {
       if (m.comm_seconds() * 1.1 < n.comm_seconds() && m.predicted_comm >= n.predicted_comm) ++verdict.disagreements;
     }
   }
-  verdict.computing = Mapping::median(rest);
+  verdict.computing = median(rest);
   verdict.choice_is_best = chosen <= 1.02 * fastest;
   verdict.worst_to_best = slowest / fastest;
   return verdict;

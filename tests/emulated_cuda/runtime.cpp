@@ -1,5 +1,7 @@
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -7,6 +9,8 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <sstream>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -17,7 +21,12 @@
 
 namespace {
 
-std::atomic<int> devices = 1;
+int devices_at_first() {
+  const char* const wanted = std::getenv("EMULATED_CUDA_DEVICES");
+  return wanted == nullptr ? 1 : std::atoi(wanted);
+}
+
+std::atomic<int> devices = devices_at_first();
 std::atomic<int> delay_microseconds = 0;
 thread_local int current_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
@@ -143,6 +152,39 @@ PinnedMemory& pinned_memory() {
   return *instance;
 }
 
+using TimePoint = std::chrono::steady_clock::time_point;
+
+// As nvidia-smi prints it.
+std::string uuid_of(int device) {
+  char text[48];
+  std::snprintf(text, sizeof(text), "GPU-00000000-0000-0000-0000-%012x", static_cast<unsigned>(device + 1));
+  return text;
+}
+
+// The devices that CUDA_VISIBLE_DEVICES names, in its order.
+std::vector<int> visible_devices() {
+  std::vector<int> visible;
+  const char* const wanted = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (wanted == nullptr) {
+    for (int d = 0; d < devices; ++d) visible.push_back(d);
+    return visible;
+  }
+  std::istringstream words(wanted);
+  for (std::string word; std::getline(words, word, ',');) {
+    int found = -1;
+    for (int d = 0; d < devices; ++d) {
+      if (word == std::to_string(d) || (word.starts_with("GPU-") && uuid_of(d).starts_with(word))) found = d;
+    }
+    if (found < 0) break;
+    visible.push_back(found);
+  }
+  return visible;
+}
+
+bool is_visible(int device) {
+  return device >= 0 && device < static_cast<int>(visible_devices().size());
+}
+
 using Record = std::shared_ptr<std::atomic<bool>>;
 
 }  // namespace
@@ -150,6 +192,7 @@ using Record = std::shared_ptr<std::atomic<bool>>;
 struct CUevent_st {
   std::mutex mutex;
   Record last;  // of the last cudaEventRecord; null: none yet
+  std::shared_ptr<TimePoint> when = std::make_shared<TimePoint>();  // a stream came to it
   Record get() {
     const std::scoped_lock lock(mutex);
     return last;
@@ -269,14 +312,15 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = devices;
-  return report(devices > 0 ? cudaSuccess : cudaErrorNoDevice);
+  *count = static_cast<int>(visible_devices().size());
+  return report(*count > 0 ? cudaSuccess : cudaErrorNoDevice);
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  if (device < 0 || device >= devices) return report(cudaErrorInvalidDevice);
+  if (!is_visible(device)) return report(cudaErrorInvalidDevice);
   *properties = {};
   std::strcpy(properties->name, "Emulated GPU");
-  properties->uuid.bytes[15] = static_cast<char>(device + 1);
+  const int physical = visible_devices()[static_cast<std::size_t>(device)];
+  properties->uuid.bytes[15] = static_cast<char>(physical + 1);
   properties->totalGlobalMem = DeviceMemory::kBytes;
   properties->multiProcessorCount = 1;
   properties->major = 9;
@@ -284,7 +328,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
-  if (device < 0 || device >= devices) return report(cudaErrorInvalidDevice);
+  if (!is_visible(device)) return report(cudaErrorInvalidDevice);
   current_device = device;
   return cudaSuccess;
 }
@@ -370,7 +414,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     const std::scoped_lock lock(event->mutex);
     event->last = record;
   }
-  stream->push([record] {
+  stream->push([record, when = event->when] {
+    *when = std::chrono::steady_clock::now();
     *record = true;
     record->notify_all();
   });
@@ -382,5 +427,11 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (const Record record = event->get()) record->wait(false);
+  return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  if (!begin->get() || !end->get()) return report(cudaErrorInvalidResourceHandle);
+  if (cudaEventQuery(begin) != cudaSuccess || cudaEventQuery(end) != cudaSuccess) return report(cudaErrorNotReady);
+  *milliseconds = std::chrono::duration<float, std::milli>(*end->when - *begin->when).count();
   return cudaSuccess;
 }
