@@ -126,6 +126,10 @@ TEST(Requests, GpuThatIsNotThere) {
   const std::string tokens = kOracle + "/tokens.bin";
   expect_refused({"train", "--model", CUBOID_TEST_DATA "/oracle/mixtral-tiny", "--data", tokens, "--device", "cuda"},
                  {"--device cuda: no GPU to use: ", "--device cuda: the 4 experts of "});
+  expect_refused({"bench", "step", "--device", "cuda", "--model", "gpt2", "--tp", "5"},
+                 {"--device cuda: no GPU to use: ", "--tp 5: "});
+  for (const char* kind : {"gemm", "comm"})
+    expect_refused({"bench", kind, "--device", "cuda"}, {"--device cuda: no GPU to use: "});
   unsetenv("CUDA_VISIBLE_DEVICES");
 }
 

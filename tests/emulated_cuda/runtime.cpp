@@ -154,10 +154,16 @@ PinnedMemory& pinned_memory() {
 
 using TimePoint = std::chrono::steady_clock::time_point;
 
+// Whether the devices pass for parts of a GPU.
+bool are_parts() {
+  return std::getenv("EMULATED_CUDA_MIG") != nullptr;
+}
+
 // As nvidia-smi prints it.
 std::string uuid_of(int device) {
   char text[48];
-  std::snprintf(text, sizeof(text), "GPU-00000000-0000-0000-0000-%012x", static_cast<unsigned>(device + 1));
+  std::snprintf(text, sizeof(text), "%s-00000000-0000-0000-0000-%012x", are_parts() ? "MIG" : "GPU",
+                static_cast<unsigned>(device + 1));
   return text;
 }
 
@@ -173,7 +179,7 @@ std::vector<int> visible_devices() {
   for (std::string word; std::getline(words, word, ',');) {
     int found = -1;
     for (int d = 0; d < devices; ++d) {
-      if (word == std::to_string(d) || (word.starts_with("GPU-") && uuid_of(d).starts_with(word))) found = d;
+      if (word == std::to_string(d) || (word.size() > 4 && uuid_of(d).starts_with(word))) found = d;
     }
     if (found < 0) break;
     visible.push_back(found);
@@ -318,7 +324,7 @@ cudaError_t cudaGetDeviceCount(int* count) {
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (!is_visible(device)) return report(cudaErrorInvalidDevice);
   *properties = {};
-  std::strcpy(properties->name, "Emulated GPU");
+  std::strcpy(properties->name, are_parts() ? "Emulated GPU MIG 1g.5gb" : "Emulated GPU");
   const int physical = visible_devices()[static_cast<std::size_t>(device)];
   properties->uuid.bytes[15] = static_cast<char>(physical + 1);
   properties->totalGlobalMem = DeviceMemory::kBytes;

@@ -31,6 +31,9 @@ TEST(EmulatedProgram, SeesWhatTheEnvironmentLetsIt) {
   EXPECT_THAT(chosen[0].get<std::string>(), HasSubstr("0: Emulated GPU"));
   EXPECT_THAT(chosen[0].get<std::string>(), HasSubstr("-000000000003"));
   EXPECT_THAT(chosen[1].get<std::string>(), HasSubstr(kSecond));
+  const json part = gpus("EMULATED_CUDA_MIG=1 CUDA_VISIBLE_DEVICES=MIG-00000000-0000-0000-0000-000000000002");
+  ASSERT_EQ(part.size(), 1U);
+  EXPECT_THAT(part[0].get<std::string>(), HasSubstr("MIG-00000000-0000-0000-0000-000000000002"));
   const json none = document("CUDA_VISIBLE_DEVICES=7 $CUBOID doctor --json").at("cuda");
   EXPECT_TRUE(none.at("gpus").empty());
   EXPECT_EQ(none.at("visible_devices"), "7");
@@ -87,10 +90,10 @@ TEST(EmulatedProgram, MeasuresStepsAgainstARatedPeak) {
   EXPECT_THAT(rated.at("peak_source").get<std::string>(), HasSubstr("H100"));
   EXPECT_DOUBLE_EQ(rated.at("mfu").get<double>(), rated.at("model_flops_per_second_per_rank").get<double>() /
                                                       rated.at("peak_flops_per_second").get<double>());
-  // Layers are computed forward once more: by 3 to 4 with all in them, a little less by the head.
+  // Layers are computed forward once more: 4 to 3, with attention a little more and the head less.
   const double more = rated.at("hfu").get<double>() / rated.at("mfu").get<double>();
   EXPECT_GT(more, 1.1);
-  EXPECT_LT(more, 4.0 / 3 + 0.01);
+  EXPECT_LT(more, 1.4);
 }
 
 TEST(EmulatedProgram, MeasuresCommunicationOnOneGpuAndOnSeveral) {
