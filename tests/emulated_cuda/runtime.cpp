@@ -191,13 +191,38 @@ bool is_visible(int device) {
   return device >= 0 && device < static_cast<int>(visible_devices().size());
 }
 
-using Record = std::shared_ptr<std::atomic<bool>>;
+// What is waited for asleep: a waiting stream must not take the core from those that work.
+class Flag {
+ public:
+  void raise() {
+    {
+      const std::scoped_lock lock(mutex_);
+      raised_ = true;
+    }
+    changed_.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return raised_; });
+  }
+  bool raised() {
+    const std::scoped_lock lock(mutex_);
+    return raised_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool raised_ = false;
+};
+
+using Record = std::shared_ptr<Flag>;
 
 }  // namespace
 
 struct CUevent_st {
   std::mutex mutex;
-  Record last;  // of the last cudaEventRecord; null: none yet
+  Record last;                                                      // of the last cudaEventRecord; null: none yet
   std::shared_ptr<TimePoint> when = std::make_shared<TimePoint>();  // a stream came to it
   Record get() {
     const std::scoped_lock lock(mutex);
@@ -221,12 +246,9 @@ struct CUstream_st {
   }
 
   void synchronize() {
-    const auto done = std::make_shared<std::atomic<bool>>(false);
-    push([done] {
-      *done = true;
-      done->notify_all();
-    });
-    done->wait(false);
+    const auto done = std::make_shared<Flag>();
+    push([done] { done->raise(); });
+    done->wait();
   }
 
  private:
@@ -403,7 +425,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   const int number = waits++;
   if (number >= forget_after && number < forget_after + forget_count) return cudaSuccess;
-  if (const Record record = event->get()) stream->push([record] { record->wait(false); });
+  if (const Record record = event->get()) stream->push([record] { record->wait(); });
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
@@ -415,24 +437,23 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  const auto record = std::make_shared<std::atomic<bool>>(false);
+  const auto record = std::make_shared<Flag>();
   {
     const std::scoped_lock lock(event->mutex);
     event->last = record;
   }
   stream->push([record, when = event->when] {
     *when = std::chrono::steady_clock::now();
-    *record = true;
-    record->notify_all();
+    record->raise();
   });
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   const Record record = event->get();
-  return record && !*record ? cudaErrorNotReady : cudaSuccess;
+  return record && !record->raised() ? cudaErrorNotReady : cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  if (const Record record = event->get()) record->wait(false);
+  if (const Record record = event->get()) record->wait();
   return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {

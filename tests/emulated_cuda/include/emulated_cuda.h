@@ -14,8 +14,9 @@
 
 namespace emulated_cuda {
 
-/// How many GPUs the machine has (EMULATED_CUDA_DEVICES of the environment, or 1). CUDA_VISIBLE_DEVICES says which of them programs see: by number or by the
-/// beginning of a UUID, up to the first entry that names none. With EMULATED_CUDA_MIG they pass for parts of a GPU.
+/// How many GPUs the machine has (EMULATED_CUDA_DEVICES of the environment, or 1). CUDA_VISIBLE_DEVICES says which of
+/// them programs see: by number or by the beginning of a UUID, up to the first entry that names none. With
+/// EMULATED_CUDA_MIG they pass for parts of a GPU.
 void set_devices(int count);
 /// One in eight operations starts up to so many microseconds late (0).
 void set_delay(int microseconds);
