@@ -93,10 +93,9 @@ void add_run_flags_of_bench(Flags& flags, BenchRun& bench) {
   flags.whole("global-batch", run.global_batch, "sequences a step", 1);
   flags.choice<DType>("dtype", run.dtype, {{"float32", DType::float32}, {"bfloat16", DType::bfloat16}},
                       "computed with");
-  flags.choice<Recompute>(
-      "recompute", run.recompute,
-      {{"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}},
-      "activations computed again in backward, as in train");
+  flags.choice<Recompute>("recompute", run.recompute,
+                          {{"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}},
+                          "activations computed again in backward, as in train");
   flags.whole("threads-per-rank", run.threads_per_rank, "threads of a rank's matrix products", 1, 1024);
 }
 
@@ -120,9 +119,9 @@ Cluster cluster_to_complete(const std::string& path, const std::vector<int>& gpu
   const Gpu& gpu = report.gpus.at(static_cast<std::size_t>(gpus.front()));
   const auto rated = rating_of(gpu);
   if (rated) return load_cluster(rated->cluster);
-  throw Error(ErrorKind::request,
-              fmt::format("--save {}: no cluster preset has the {}: name a file that has, with its [device]", path,
-                          gpu.name));
+  throw Error(
+      ErrorKind::request,
+      fmt::format("--save {}: no cluster preset has the {}: name a file that has, with its [device]", path, gpu.name));
 }
 
 void save_levels(const std::string& path, Cluster cluster, const Topology& topology,

@@ -55,8 +55,7 @@ RunConfig checked_run(const BenchRun& bench, const ModelConfig& model, Problems&
 Cluster cluster_to_complete(const std::string& path, const std::vector<int>& gpus);
 /// Levels fitted, as a cluster file for plan and simulate: devices and software of `cluster`, with these levels.
 /// @throws Error{request} where hosts have unlike numbers of ranks
-void save_levels(const std::string& path, Cluster cluster, const Topology& topology,
-                 const std::vector<LevelFit>& fits);
+void save_levels(const std::string& path, Cluster cluster, const Topology& topology, const std::vector<LevelFit>& fits);
 
 /// Per-level figures with their goodness, as lines of text.
 std::string fits_text(const std::vector<LevelFit>& fits);

@@ -296,8 +296,8 @@ int bench_comm(const Arguments& arguments) {
   problems.throw_if_any();
   const auto hosts = hosts_of_ranks(grid.world(), request.where);
   check_save(request, grid, hosts, problems);
-  const bool shared = std::set<int>(request.where.gpus.begin(), request.where.gpus.end()).size() == 1 &&
-                      request.where.gpus.size() > 1;
+  const bool shared =
+      std::set<int>(request.where.gpus.begin(), request.where.gpus.end()).size() == 1 && request.where.gpus.size() > 1;
   problems.add_if(shared && !request.save.empty(),
                   fmt::format("--save {}: the ranks share one GPU, so nothing is learned of links", request.save));
   problems.throw_if_any();

@@ -72,9 +72,10 @@ void add_flags(Flags& flags, Request& request) {
   add_device_flag(flags, request.device);
   flags.real("seconds", request.seconds, "of each shape", "SECONDS");
   flags.section("Output");
-  flags.text("save", "FILE.toml", request.save,
-             "cluster file: the fastest rate becomes the device's peak for the type (a GPU's remains the rated one), the "
-             "largest product's share of it matmul-efficiency");
+  flags.text(
+      "save", "FILE.toml", request.save,
+      "cluster file: the fastest rate becomes the device's peak for the type (a GPU's remains the rated one), the "
+      "largest product's share of it matmul-efficiency");
   flags.toggle("json", request.json, "one JSON document");
 }
 
@@ -166,12 +167,11 @@ int bench_gemm(const Arguments& arguments) {
                       {"seconds", r.seconds},
                       {"flops_per_second", r.flops_per_second()}});
     }
-    fmt::print("{}\n",
-               Json{{"dtype", name_of(request.dtype)},
-                    {"device", name_of(device.kind())},
-                    {"threads", request.threads},
-                    {"results", rows}}
-                   .dump(2));
+    fmt::print("{}\n", Json{{"dtype", name_of(request.dtype)},
+                            {"device", name_of(device.kind())},
+                            {"threads", request.threads},
+                            {"results", rows}}
+                           .dump(2));
     return 0;
   }
   const std::string where = gpus.empty() ? fmt::format("{} thread{}", request.threads, request.threads == 1 ? "" : "s")

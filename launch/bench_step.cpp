@@ -164,14 +164,14 @@ std::string json_of(const Rates& rates, const Times& times, const std::optional<
 }
 
 std::string text_of(const Rates& rates, const Times& times, const std::optional<Peak>& peak, const Request& request) {
-  std::string text = fmt::format(
-      "step {}, {:.0f} tokens/s, {:.1f} GFLOP/s a rank: {:.0f} % of a product's {:.1f} (median of {})\n",
-      human_seconds(rates.seconds), rates.tokens_per_second, rates.model * 1e-9, 100 * rates.model / rates.product,
-      rates.product * 1e-9, request.rounds);
+  std::string text =
+      fmt::format("step {}, {:.0f} tokens/s, {:.1f} GFLOP/s a rank: {:.0f} % of a product's {:.1f} (median of {})\n",
+                  human_seconds(rates.seconds), rates.tokens_per_second, rates.model * 1e-9,
+                  100 * rates.model / rates.product, rates.product * 1e-9, request.rounds);
   if (peak) {
-    text += fmt::format("MFU {:.1f} %, HFU {:.1f} % of {:.4g} TFLOP/s ({})\n",
-                        100 * rates.model / peak->flops_per_second, 100 * rates.executed / peak->flops_per_second,
-                        peak->flops_per_second * 1e-12, peak->source);
+    text +=
+        fmt::format("MFU {:.1f} %, HFU {:.1f} % of {:.4g} TFLOP/s ({})\n", 100 * rates.model / peak->flops_per_second,
+                    100 * rates.executed / peak->flops_per_second, peak->flops_per_second * 1e-12, peak->source);
   } else if (!request.where.gpus.empty()) {
     text += "MFU unknown: no cluster preset has this GPU; name one that has its peak with --cluster\n";
   }

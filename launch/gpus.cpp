@@ -30,7 +30,9 @@ int first_gpu(const Processes& job, int ranks_here, int found) {
 
 // "NVIDIA H200" has the word H200.
 bool has_word(const std::string& text, const std::string& word) {
-  const auto letter = [&](std::size_t i) { return i < text.size() && std::isalnum(static_cast<unsigned char>(text[i])); };
+  const auto letter = [&](std::size_t i) {
+    return i < text.size() && std::isalnum(static_cast<unsigned char>(text[i]));
+  };
   for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) {
     if ((at == 0 || !letter(at - 1)) && !letter(at + word.size())) return true;
   }
@@ -41,8 +43,7 @@ bool has_word(const std::string& text, const std::string& word) {
 
 void add_device_flag(Flags& flags, DeviceChoice& device) {
   flags.choice<DeviceChoice>(
-      "device", device,
-      {{"auto", DeviceChoice::automatic}, {"cpu", DeviceChoice::cpu}, {"cuda", DeviceChoice::cuda}},
+      "device", device, {{"auto", DeviceChoice::automatic}, {"cpu", DeviceChoice::cpu}, {"cuda", DeviceChoice::cuda}},
       "where ranks compute: on the CPU, or on a GPU each (one process with fewer GPUs than ranks: all share the "
       "first); "
       "auto: the CPU");

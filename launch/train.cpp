@@ -231,7 +231,8 @@ int train_command(const Arguments& arguments) {
   if (flags.print_help_if_wanted()) return 0;
   Fabric fabric;
   collect(problems, [&] { fabric = {join_job(draft.fabric), draft.ranks_per_process}; });
-  collect(problems, [&] { fabric.gpus = choose_gpus(draft.device, run.grid.world(), fabric.job, draft.ranks_per_process); });
+  collect(problems,
+          [&] { fabric.gpus = choose_gpus(draft.device, run.grid.world(), fabric.job, draft.ranks_per_process); });
   const Checkpoint* checkpoint = draft.checkpoint ? &*draft.checkpoint : nullptr;
   const ModelConfig model = checked_model(run, checkpoint, fabric, draft.device, problems);
   if (speaks()) {

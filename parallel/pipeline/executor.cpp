@@ -32,8 +32,8 @@ void Executor::run(const std::function<void()>& step) {
       perform(action, step);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::deadline) throw;
-      throw Error(error.kind(), std::string(error.what()) + " (pipeline rank " + std::to_string(rank_) + ", action " +
-                                    name + ")");
+      throw Error(error.kind(),
+                  std::string(error.what()) + " (pipeline rank " + std::to_string(rank_) + ", action " + name + ")");
     }
   }
   for (Work& work : sends_) work.wait();

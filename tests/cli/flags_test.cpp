@@ -347,7 +347,10 @@ TEST(Metrics, FloatsAreRoundTripExact) {
 
 TEST(RatedGpus, AreFoundByChipAndMemory) {
   const auto cluster_of = [](const std::string& name, double gibibytes) {
-    const auto rated = rating_of({.name = name, .memory_bytes = static_cast<std::int64_t>(gibibytes * (1 << 30))});
+    Gpu gpu;
+    gpu.name = name;
+    gpu.memory_bytes = static_cast<std::int64_t>(gibibytes * (1 << 30));
+    const auto rated = rating_of(gpu);
     return rated ? rated->cluster : "";
   };
   EXPECT_EQ(cluster_of("NVIDIA H200", 139.8), "hgx-h200");

@@ -21,12 +21,15 @@
 
 namespace {
 
-int devices_at_first() {
-  const char* const wanted = std::getenv("EMULATED_CUDA_DEVICES");
-  return wanted == nullptr ? 1 : std::atoi(wanted);
+// Of the machine. A function, since tests set it before main() begins.
+std::atomic<int>& devices() {
+  static std::atomic<int> count = [] {
+    const char* const wanted = std::getenv("EMULATED_CUDA_DEVICES");
+    return wanted == nullptr ? 1 : std::atoi(wanted);
+  }();
+  return count;
 }
 
-std::atomic<int> devices = devices_at_first();
 std::atomic<int> delay_microseconds = 0;
 thread_local int current_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
@@ -172,13 +175,13 @@ std::vector<int> visible_devices() {
   std::vector<int> visible;
   const char* const wanted = std::getenv("CUDA_VISIBLE_DEVICES");
   if (wanted == nullptr) {
-    for (int d = 0; d < devices; ++d) visible.push_back(d);
+    for (int d = 0; d < devices(); ++d) visible.push_back(d);
     return visible;
   }
   std::istringstream words(wanted);
   for (std::string word; std::getline(words, word, ',');) {
     int found = -1;
-    for (int d = 0; d < devices; ++d) {
+    for (int d = 0; d < devices(); ++d) {
       if (word == std::to_string(d) || (word.size() > 4 && uuid_of(d).starts_with(word))) found = d;
     }
     if (found < 0) break;
@@ -278,7 +281,7 @@ struct CUstream_st {
 namespace emulated_cuda {
 
 void set_devices(int count) {
-  devices = count;
+  devices() = count;
 }
 void set_delay(int microseconds) {
   delay_microseconds = microseconds;

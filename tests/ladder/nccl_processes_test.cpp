@@ -39,7 +39,8 @@ std::string sum_over_ranks(int rank, int size, const ncclUniqueId& id) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 1;
   ncclComm_t comm = nullptr;
-  if (auto why = refused(ncclCommInitRankConfig(&comm, size, id, rank, &config), "ncclCommInitRankConfig"); !why.empty())
+  if (auto why = refused(ncclCommInitRankConfig(&comm, size, id, rank, &config), "ncclCommInitRankConfig");
+      !why.empty())
     return why;
   const cuda::Stream stream;
   const std::vector<float> mine = {1.0F + static_cast<float>(rank), 10, 100};
@@ -122,8 +123,9 @@ TEST(Nccl, SeveralProcessesShareAGpu) {
     ASSERT_EQ(waitpid(children[static_cast<std::size_t>(rank)], &status, 0), children[static_cast<std::size_t>(rank)]);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
     std::ifstream file(folder / fmt::format("out{}", rank));
-    std::string last;
-    for (std::string line; std::getline(file, line);) {
+    std::string said;
+    std::string last;  // of NCCL
+    for (std::string line; std::getline(file, line); said += line + "\n") {
       if (line.starts_with("nccl")) last = line;
     }
     if (WIFEXITED(status) && WEXITSTATUS(status) == kRefused) {
@@ -131,7 +133,7 @@ TEST(Nccl, SeveralProcessesShareAGpu) {
     } else if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) {
       refusal = "NCCL was not done after 90 s";
     } else {
-      ADD_FAILURE() << "rank " << rank << " ended with " << status << ": " << last;
+      ADD_FAILURE() << "rank " << rank << " ended with " << status << ":\n" << said;
     }
   }
   if (!refusal.empty()) GTEST_SKIP() << "NCCL refuses: " << refusal;

@@ -1,9 +1,9 @@
 // The lowest rungs: memory, copies, streams.
 #include "cuboid/runtime/gpus.h"
 #include "cuboid/runtime/stopwatch.h"
-#include "src/runtime/cuda/gpu.h"
 
 #include "both.h"
+#include "src/runtime/cuda/gpu.h"
 
 namespace cuboid::ladder {
 namespace {

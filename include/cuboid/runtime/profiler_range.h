@@ -1,5 +1,5 @@
-// Names for what a thread does, as profilers show them beside the work of the GPU (NVTX, read by Nsight Systems). Builds
-// without CUDA have none, and with CUDA they cost next to nothing unless a profiler listens.
+// Names for what a thread does, as profilers show them beside the work of the GPU (NVTX, read by Nsight Systems).
+// Builds without CUDA have none, and with CUDA they cost next to nothing unless a profiler listens.
 #pragma once
 
 #include <string>

@@ -1,4 +1,5 @@
-// What measurements of training steps have in common: a matrix product to compare with, sums of what ranks did, medians.
+// What measurements of training steps have in common: a matrix product to compare with, sums of what ranks did,
+// medians.
 #pragma once
 
 #include <cstdint>

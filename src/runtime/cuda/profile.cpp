@@ -18,9 +18,7 @@ class GpuLaps final : public Stopwatch::Laps {
     for (const cudaEvent_t event : events_) cudaEventDestroy(event);
   }
 
-  void lap() override {
-    CUBOID_CUDA(cudaEventRecord(events_.at(made_++), cuda::gpu_of(device_).compute().get()));
-  }
+  void lap() override { CUBOID_CUDA(cudaEventRecord(events_.at(made_++), cuda::gpu_of(device_).compute().get())); }
 
   std::vector<double> seconds() const override {
     device_.synchronize();
