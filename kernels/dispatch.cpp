@@ -21,13 +21,6 @@ void run(const Device& device, const Operands& operands, Cpu&& cpu, Cuda&& cuda,
   }
 }
 
-// The kernels of experts on a GPU, of which there are none yet; requests for a model with experts on one are refused
-// before anything starts.
-[[noreturn]] void refuse_experts() {
-  throw Error(ErrorKind::request, "experts are computed on the CPU only so far");
-}
-constexpr auto kNoExperts = [](const auto&...) { refuse_experts(); };
-
 }  // namespace
 
 // ---------------------------------------------------------------- matrix product
@@ -489,7 +482,7 @@ void route(const Device& device, const Tensor& logits, const Tensor& probabiliti
   expect(experts, DType::int32, rows * k, "route: experts");
   expect(weights, logits.dtype(), rows * k, "route: weights");
   expect(log_sum, logits.dtype(), rows, "route: log_sum");
-  run(device, {"route", {&logits}, {&probabilities, &experts, &weights, &log_sum}}, cpu::route, kNoExperts, logits,
+  run(device, {"route", {&logits}, {&probabilities, &experts, &weights, &log_sum}}, cpu::route, cuda::route, logits,
       probabilities, experts, weights, log_sum);
 }
 
@@ -506,7 +499,7 @@ void route_gradient(const Device& device, const Tensor& dweights, const Tensor& 
   expect(slope, probabilities.dtype(), row_length(probabilities), "route_gradient: slope");
   expect_like(dlogits, probabilities, "route_gradient: dlogits");
   run(device, {"route_gradient", {&dweights, &probabilities, &experts, &weights, &log_sum, &slope}, {&dlogits}},
-      cpu::route_gradient, kNoExperts, dweights, probabilities, experts, weights, log_sum, slope, z, dlogits);
+      cpu::route_gradient, cuda::route_gradient, dweights, probabilities, experts, weights, log_sum, slope, z, dlogits);
 }
 
 std::vector<std::int64_t> sort_by_expert(const Device& device, const Tensor& experts, std::int64_t count,
@@ -518,7 +511,7 @@ std::vector<std::int64_t> sort_by_expert(const Device& device, const Tensor& exp
     case DeviceKind::cpu:
       return cpu::sort_by_expert(device, experts, count, slot, source);
     case DeviceKind::cuda:
-      refuse_experts();
+      return cuda::sort_by_expert(device, experts, count, slot, source);
     case DeviceKind::meta:
       return meta::sort_by_expert(device, {"sort_by_expert", {&experts}, {&slot, &source}}, experts.elements(), count);
   }
@@ -529,7 +522,7 @@ void gather_rows(const Device& device, const Tensor& x, const Tensor& index, con
   expect_floating(x, "gather_rows: x");
   expect(index, DType::int32, index.elements(), "gather_rows: index");
   expect(y, x.dtype(), index.elements() * row_length(x), "gather_rows: y");
-  run(device, {"gather_rows", {&y, &index}, {&y}}, cpu::gather_rows, kNoExperts, x, index, y);
+  run(device, {"gather_rows", {&y, &index}, {&y}}, cpu::gather_rows, cuda::gather_rows, x, index, y);
 }
 
 void combine_rows(const Device& device, const Tensor& rows, const Tensor& slot, const Tensor& weights,
@@ -539,7 +532,8 @@ void combine_rows(const Device& device, const Tensor& rows, const Tensor& slot, 
   expect(slot, DType::int32, row_count(y) * k, "combine_rows: slot");
   expect(rows, y.dtype(), row_count(y) * k * row_length(y), "combine_rows: rows");
   if (weights.defined()) expect(weights, compute_type(y.dtype()), row_count(y) * k, "combine_rows: weights");
-  run(device, {"combine_rows", {&rows, &slot, &weights}, {&y}}, cpu::combine_rows, kNoExperts, rows, slot, weights, y);
+  run(device, {"combine_rows", {&rows, &slot, &weights}, {&y}}, cpu::combine_rows, cuda::combine_rows, rows, slot,
+      weights, y);
 }
 
 void combine_rows_gradient(const Device& device, const Tensor& dy, const Tensor& rows, const Tensor& slot,
@@ -555,7 +549,7 @@ void combine_rows_gradient(const Device& device, const Tensor& dy, const Tensor&
   expect(drows, dy.dtype(), count * k * n, "combine_rows_gradient: drows");
   expect(dweights, compute_type(dy.dtype()), count * k, "combine_rows_gradient: dweights");
   run(device, {"combine_rows_gradient", {&dy, &rows, &slot, &weights}, {&drows, &dweights}}, cpu::combine_rows_gradient,
-      kNoExperts, dy, rows, slot, weights, drows, dweights);
+      cuda::combine_rows_gradient, dy, rows, slot, weights, drows, dweights);
 }
 
 // ---------------------------------------------------------------- optimizer

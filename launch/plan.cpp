@@ -58,9 +58,8 @@ void add_flags(Flags& flags, Request& request) {
   flags.whole("top", plan.top, "candidates listed", 1);
   flags.text("schedules", "S,S,...", request.schedules,
              "pipeline schedules to try: any of `cuboid schedule`'s; without it " + join(planned_schedules()));
-  flags.toggle(
-      "exhaustive", plan.exhaustive,
-      "walk every candidate that fits, also those whose lower bound rules them out: slow, finds nothing better");
+  flags.toggle("exhaustive", plan.exhaustive,
+               "walk every candidate that fits, also those whose lower bound rules them out: slow, finds the same");
   flags.section("Output");
   flags.choice<EmitFormat>("emit", request.emit,
                            {{"none", EmitFormat::none},
@@ -145,7 +144,7 @@ std::string result_text(const PlanResult& result) {
   if (!result.best.empty()) {
     text += kHeader;
     for (const PlanCandidate& candidate : result.best) text += row(candidate);
-    text += "\nNone of those looked at is both faster and smaller than\n";
+    text += "\nNone of all candidates is both faster and smaller than\n";
     text += kHeader;
     for (const PlanCandidate& candidate : result.pareto) text += row(candidate);
     text += "\n";

@@ -145,6 +145,7 @@ Json validation_json(const Validation& validation) {
   document["memory"] = summary_json(validation.memory);
   document["out_of_memory"] = {{"runs", validation.out_of_memory}, {"called_infeasible", validation.called_infeasible}};
   document["not_predicted"] = validation.not_predicted;
+  document["memory_within_tolerance"] = {{"runs", validation.memory_within}, {"tolerance", kMemoryTolerance}};
   document["mean_spearman"] = validation.mean_spearman;
   document["sweeps"] = Json::array();
   for (const Sweep& sweep : validation.sweeps) {
@@ -176,6 +177,8 @@ std::string validation_text(const Validation& validation) {
   for (const auto& [source, summary] : validation.by_source) text += row(source, summary);
   text += row("all step times", validation.step);
   text += row("memory, where it is published", validation.memory);
+  text += fmt::format("{} of these {} within {:.0f} %\n", validation.memory_within, validation.memory.runs,
+                      100 * kMemoryTolerance);
   text += fmt::format("{} of {} runs that ran out of memory are called infeasible; {} runs are not predicted\n",
                       validation.called_infeasible, validation.out_of_memory, validation.not_predicted);
   int in_three = 0;

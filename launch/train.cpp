@@ -53,7 +53,7 @@ void collect(Problems& problems, const Look& look) {
   }
 }
 
-ModelConfig checked_model(const RunConfig& run, const Checkpoint* checkpoint, const Fabric& fabric, DeviceChoice device,
+ModelConfig checked_model(const RunConfig& run, const Checkpoint* checkpoint, const Fabric& fabric,
                           Problems& problems) {
   std::optional<ModelConfig> model;
   if (run.model.empty()) {
@@ -65,10 +65,6 @@ ModelConfig checked_model(const RunConfig& run, const Checkpoint* checkpoint, co
   if (model) {
     const std::size_t before = problems.reasons().size();
     check_run(*model, run, problems);
-    if (device == DeviceChoice::cuda && model->experts > 0) {
-      problems.add(fmt::format("--device cuda: the {} experts of {} are computed on the CPU only so far: --device cpu",
-                               model->experts, model->name));
-    }
     lays_out = problems.reasons().size() == before && run.balance == Balance::flops;
   } else {
     check_settings(run, problems);
@@ -194,9 +190,10 @@ void announce_stop(const TrainResult& result, const RunConfig& run) {
 }
 
 // What the trace of the model and the run's own schedule said of each rank's memory. Nothing with --balance measured:
-// its schedule rests on times that are not measured again.
-std::vector<MemoryUse> predicted_memory(const Finished& finished, RunConfig run, const ModelConfig& model) {
-  if (run.balance == Balance::measured) return {};
+// its schedule rests on times that are not measured again; and nothing with GPUs: workspaces are the CPU's in a trace.
+std::vector<MemoryUse> predicted_memory(const Finished& finished, RunConfig run, const ModelConfig& model,
+                                        const Fabric& fabric) {
+  if (run.balance == Balance::measured || !fabric.gpus.empty()) return {};
   run.stage_layers = finished.start.stage_layers;
   return predict_memory(run, model, plan_pipeline(run, model));
 }
@@ -234,7 +231,7 @@ int train_command(const Arguments& arguments) {
   collect(problems,
           [&] { fabric.gpus = choose_gpus(draft.device, run.grid.world(), fabric.job, draft.ranks_per_process); });
   const Checkpoint* checkpoint = draft.checkpoint ? &*draft.checkpoint : nullptr;
-  const ModelConfig model = checked_model(run, checkpoint, fabric, draft.device, problems);
+  const ModelConfig model = checked_model(run, checkpoint, fabric, problems);
   if (speaks()) {
     for (const auto& doubt : doubts_about_run(model, run)) log::warning(doubt);
   }
@@ -242,7 +239,7 @@ int train_command(const Arguments& arguments) {
   if (fabric.job != nullptr && fabric.job->process() != 0) return 0;  // rank 0's process has the result
   const TrainResult& result = finished.result;
   if (result.stopped) announce_stop(result, run);
-  const std::vector<MemoryUse> predicted = predicted_memory(finished, run, model);
+  const std::vector<MemoryUse> predicted = predicted_memory(finished, run, model, fabric);
   fmt::print("{}", json ? result_document(finished.start, result, run.grid, predicted) + "\n"
                         : summary(finished, run, predicted));
   if (result.nan_stop) {

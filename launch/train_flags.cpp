@@ -131,7 +131,7 @@ void add_machine_flags(Flags& flags, RunDraft& draft) {
   flags.whole("threads-per-rank", run.threads_per_rank, "threads of a rank's matrix products", 1, 1024);
   flags.bytes("memory-limit", run.memory_limit,
               "most that a rank may hold: more is refused before the start, or ends the run",
-              "what the machine has available, for all ranks on it");
+              "what the machine, or with --device cuda a GPU, has, for all ranks on it");
   flags.real("deadline", run.deadline, "longest wait for another rank, in seconds", "SECONDS");
   add_device_flag(flags, draft.device);
   flags.choice<FabricKind>(

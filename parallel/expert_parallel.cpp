@@ -54,9 +54,10 @@ Tensor from_experts(const Device& device, const ExpertParallel& ep, const Expert
 // ranks are taken to send what this one does.
 Counts arriving_copies(const Device& device, const ExpertParallel& ep, const Counts& tokens) {
   const auto local = static_cast<std::int64_t>(tokens.size()) / ep.size();
-  const Tensor mine = device.empty({ep.size(), local}, DType::int64, Category::workspace);
-  const Tensor theirs = device.empty({ep.size(), local}, DType::int64, Category::workspace);
   const bool data = device.kind() != DeviceKind::meta;
+  const Device place = data ? device.host() : device;
+  const Tensor mine = place.empty({ep.size(), local}, DType::int64, Category::workspace);
+  const Tensor theirs = place.empty({ep.size(), local}, DType::int64, Category::workspace);
   if (data) std::copy(tokens.begin(), tokens.end(), mine.data<std::int64_t>());
   ep.comm->all_to_all(mine, theirs).wait();
   if (data) return {theirs.data<std::int64_t>(), theirs.data<std::int64_t>() + theirs.elements()};
@@ -69,9 +70,11 @@ Counts arriving_copies(const Device& device, const ExpertParallel& ep, const Cou
 
 // The order of arrived rows: by expert, then by sender, whose ranks ascend with the samples.
 void order_arrivals(const Device& device, const Counts& arriving, int senders, ExpertExchange& e) {
-  e.order = device.empty({e.rows()}, DType::int32);
-  e.place = device.empty({e.rows()}, DType::int32);
-  if (device.kind() == DeviceKind::meta) return;
+  const bool data = device.kind() != DeviceKind::meta;
+  const Device host = data ? device.host() : device;
+  e.order = host.empty({e.rows()}, DType::int32);
+  e.place = host.empty({e.rows()}, DType::int32);
+  if (!data) return;
   const auto local = static_cast<std::int64_t>(arriving.size()) / senders;
   std::int64_t row = 0;
   for (std::int64_t i = 0; i < local; ++i) {
@@ -86,6 +89,8 @@ void order_arrivals(const Device& device, const Counts& arriving, int senders, E
       block += e.arrived[static_cast<std::size_t>(r)];
     }
   }
+  e.order = device.to_device(e.order);
+  e.place = device.to_device(e.place);
 }
 
 // Tells each rank of the expert group how many rows it gets for each of its experts, and plans their order there.
@@ -142,12 +147,14 @@ RouterReport describe(const Device& device, const Choice& choice, Counts tokens,
   RouterReport report;
   report.tokens = std::move(tokens);
   report.rows = rows;
-  const Tensor sums = device.zeros({choice.probabilities.dim(1)}, choice.probabilities.dtype(), Category::workspace);
+  Tensor sums = device.zeros({choice.probabilities.dim(1)}, choice.probabilities.dtype(), Category::workspace);
   kernels::add_column_sum(device, choice.probabilities, sums);
-  const Tensor squares = device.zeros({ExactSum::kWords}, DType::int64, Category::workspace);
+  Tensor squares = device.zeros({ExactSum::kWords}, DType::int64, Category::workspace);
   kernels::add_squares(device, choice.log_sum, squares);
   report.probability_sums.assign(report.tokens.size(), 0);
   if (device.kind() == DeviceKind::meta) return report;
+  sums = device.to_host(sums);
+  squares = device.to_host(squares);
   std::array<std::int64_t, ExactSum::kWords> words{};
   std::copy_n(squares.data<std::int64_t>(), words.size(), words.begin());
   report.squared_log_sums = ExactSum::from_words(words).value();

@@ -6,7 +6,8 @@
 For each preset named below, its parameters are moved until the predictions of `cuboid simulate --validate` agree best
 with the measured step times of all the runs that the preset describes: least squares of log(predicted / measured) with
 the soft L1 loss, so that a few odd runs do not decide, and a weak pull towards the present values, so that parameters
-that no run tells about stay where they are. Gauss-Newton with numerical derivatives in the logarithms of the
+that no run tells about stay where they are. Of two runs of one sweep (one model, several grids) the one that was
+measured slower should also be predicted slower, which a pair of runs in the wrong order adds to the loss. Gauss-Newton with numerical derivatives in the logarithms of the
 parameters. --half fits on a random half of each preset's runs and reports the other half. --write stores the values in
 launch/clusters. Needs nothing but Python; reads and writes the presets' own files, so that what ships is what was
 fitted.
@@ -18,6 +19,8 @@ ROOT = HERE.parent.parent
 RUNS = HERE / "published-runs.json"
 PROGRAM = ROOT / "build" / "bin" / "cuboid"
 SCALE = 0.05   # errors beyond this count less than quadratically
+ORDER = 0.7    # weight of a pair of runs in the wrong order, for a sweep of two
+APART = 0.005  # a pair is in the right order if predicted so much apart, or as far as it was measured
 PULL = 0.03    # weight of a parameter's change by a factor e, in units of an error of 100 %
 
 # Parameters of each preset that its runs can tell: of [stack], or of a level ("fabric.efficiency"). Upper bounds.
@@ -31,11 +34,12 @@ AWAY_FROM_ZERO = {"micro-batch-seconds": 1e-3, "step-seconds": 1e-2, "host-secon
 SPEC = {
     "selene-2021": ["matmul-efficiency", "row-traffic"],
     "dgx-a100": ["matmul-efficiency", "row-traffic", "fabric.efficiency", "micro-batch-seconds"],
-    "jean-zay": ["matmul-efficiency", "row-traffic", "misaligned-slowdown", "micro-batch-seconds"],
+    "jean-zay": ["matmul-efficiency", "row-traffic", "misaligned-slowdown", "micro-batch-seconds", "host-seconds",
+                 "matmul-fill", "nvlink.half-bandwidth-bytes", "nvlink.latency", "fabric.efficiency"],
     "jean-zay-bf16": ["matmul-efficiency", "row-traffic"],
     "vtrain-a100": ["matmul-efficiency", "row-traffic", "score-traffic", "host-seconds", "micro-batch-seconds"],
     "zero-bubble-a100": ["matmul-efficiency", "row-traffic", "score-traffic", "micro-batch-seconds",
-                         "fabric.efficiency"],
+                         "fabric.efficiency", "pp-overlap", "host-seconds", "matmul-fill"],
     "fsdp-a100": ["matmul-efficiency", "row-traffic", "attention-backward-efficiency", "dp-overlap", "contention"],
     "fsdp-a100-40gb": ["matmul-efficiency", "row-traffic", "attention-backward-efficiency", "dp-overlap",
                        "contention", "fabric.efficiency"],
@@ -43,10 +47,11 @@ SPEC = {
     "dgx-h100": ["matmul-efficiency", "row-traffic", "attention-efficiency", "attention-backward-efficiency",
                  "tp-overlap", "micro-batch-seconds", "jitter"],
     "gb200-nvl72": ["matmul-efficiency", "row-traffic", "tp-overlap"],
-    "hgx-b200": ["matmul-efficiency", "row-traffic", "attention-backward-efficiency",
-                 "nvlink.efficiency", "micro-batch-seconds"],
+    "hgx-b200": ["matmul-efficiency", "row-traffic", "attention-efficiency", "attention-backward-efficiency",
+                 "matmul-fill", "nvlink.efficiency", "nvlink.half-bandwidth-bytes", "micro-batch-seconds",
+                 "step-seconds"],
     "nanotron-h100": ["matmul-efficiency", "row-traffic", "dp-overlap", "bucket-bytes", "step-seconds",
-                      "micro-batch-seconds", "fabric.efficiency"],
+                      "micro-batch-seconds", "fabric.efficiency", "fabric.latency", "jitter"],
     "pax-a100": ["matmul-efficiency", "step-seconds"],
     "pax-h100": ["matmul-efficiency", "row-traffic", "step-seconds"],
     "llmc-a100": ["matmul-efficiency", "row-traffic"],
@@ -58,7 +63,7 @@ MEMORY = {
     "jean-zay-bf16": ["reserved-bytes"],
     "zero-bubble-a100": ["activation-factor", "reserved-bytes"],
     "hgx-b200": ["activation-factor", "reserved-bytes"],
-    "nanotron-h100": ["activation-factor", "reserved-bytes"],
+    "nanotron-h100": ["activation-factor", "logits-bytes", "reserved-bytes"],
 }
 
 
@@ -124,6 +129,37 @@ def errors(runs, text, quantity):
     return [math.log(run[f"predicted_{quantity}"] / run[f"measured_{quantity}"]) for run in validate(runs, text)]
 
 
+def sweep_of(run):
+    """As validate.cpp tells sweeps apart."""
+    model, parallel = run["model"], run["parallel"]
+    world = math.prod(parallel.get(axis) or 1 for axis in ("tp", "cp", "ep", "pp", "dp"))
+    return (run["source"]["title"], run["hardware"]["gpu"], world, parallel["global_batch"], parallel.get("recompute"),
+            *(model.get(key) for key in ("layers", "hidden", "heads", "ffn", "seq_len")))
+
+
+def ordered_pairs(runs):
+    """(slower, faster, weight) of runs of one sweep. A run's pairs weigh as much together as the run."""
+    members = {}
+    for i, run in enumerate(runs):
+        members.setdefault(sweep_of(run), []).append(i)
+    pairs = []
+    for sweep in members.values():
+        for a in sweep:
+            for b in sweep:
+                if runs[a]["step_seconds"] > runs[b]["step_seconds"]:
+                    pairs.append((a, b, ORDER / math.sqrt(len(sweep) - 1)))
+    return pairs
+
+
+def disorder(pairs, measured, predicted_errors):
+    """Residuals of pairs, from the logarithms of measured seconds and of predicted / measured."""
+    out = []
+    for slower, faster, weight in pairs:
+        apart = measured[slower] - measured[faster]
+        out.append(weight * max(0.0, min(apart, APART) - apart - predicted_errors[slower] + predicted_errors[faster]))
+    return out
+
+
 def solve(matrix, vector):
     """Gaussian elimination with pivoting."""
     n = len(vector)
@@ -148,10 +184,14 @@ def fit(name, names, runs, quantity):
     start = [math.log(preset.get(p) or AWAY_FROM_ZERO[p]) for p in names]
     bound = [0.0 if p in SHARES else 50.0 for p in names]
 
+    pairs = ordered_pairs(runs) if quantity == "step_seconds" else []
+    measured = [math.log(run["step_seconds"]) if pairs else 0.0 for run in runs]
+
     def residuals(x):
         for parameter, value in zip(names, x):
             preset.set(parameter, math.exp(value))
-        return errors(runs, preset.text, quantity)
+        of_runs = errors(runs, preset.text, quantity)
+        return of_runs + disorder(pairs, measured, of_runs)
 
     low = [math.log(1e6) if p == "bucket-bytes" else -25.0 for p in names]
     x = start[:]

@@ -26,10 +26,9 @@ CUBOID_HD T route_row(Lanes lanes, std::int64_t n, std::int64_t k, const T* logi
       if (!taken && (best < 0 || logits[i] > logits[best])) best = i;
     }
     experts[j] = static_cast<std::int32_t>(best);
-    weights[j] = std::exp(logits[best] - largest) / sum;
-    chosen += weights[j];
+    chosen += probabilities[best];
   }
-  for (std::int64_t j = 0; j < k; ++j) weights[j] /= chosen;
+  for (std::int64_t j = 0; j < k; ++j) weights[j] = probabilities[experts[j]] / chosen;
   return largest + std::log(sum);
 }
 

@@ -63,6 +63,17 @@ void cross_entropy_loss(const Device& device, const Tensor& row_max, const Tenso
                         const Tensor& targets, const Tensor& losses);
 void cross_entropy_gradient(const Device& device, const Tensor& logits, const Tensor& targets, std::int64_t first_row,
                             const Tensor& row_max, const Tensor& row_sum, double factor, const Tensor& dlogits);
+void route(const Device& device, const Tensor& logits, const Tensor& probabilities, const Tensor& experts,
+           const Tensor& weights, const Tensor& log_sum);
+void route_gradient(const Device& device, const Tensor& dweights, const Tensor& probabilities, const Tensor& experts,
+                    const Tensor& weights, const Tensor& log_sum, const Tensor& slope, double z, const Tensor& dlogits);
+/// Waits for the counts, which the host needs.
+std::vector<std::int64_t> sort_by_expert(const Device& device, const Tensor& experts, std::int64_t count,
+                                         const Tensor& slot, const Tensor& source);
+void gather_rows(const Device& device, const Tensor& x, const Tensor& index, const Tensor& y);
+void combine_rows(const Device& device, const Tensor& rows, const Tensor& slot, const Tensor& weights, const Tensor& y);
+void combine_rows_gradient(const Device& device, const Tensor& dy, const Tensor& rows, const Tensor& slot,
+                           const Tensor& weights, const Tensor& drows, const Tensor& dweights);
 void add_squares(const Device& device, const Tensor& x, const Tensor& words);
 void adamw(const Device& device, const AdamW& options, const Tensor& gradient, const Tensor& weight, const Tensor& m,
            const Tensor& v, const Tensor& rounded);

@@ -18,6 +18,8 @@ using cuboid::cuda::gpu_of;
 
 /// What cuBLASLt recommends for sm_90; smaller ones rule out split-k algorithms.
 constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
+/// Algorithms remembered at once.
+constexpr std::size_t kMostPlans = 4096;
 
 void check_blas(cublasStatus_t status, const char* expression, const std::string& what) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -111,6 +113,8 @@ class Blas {
   void multiply(const Key& key, const MatrixBatch& a, const MatrixBatch& b, const MatrixBatch& c,
                 const GemmOptions& options) {
     const std::string what = describe(key);
+    // Rows of an expert are hardly ever as many as before: what is kept of them must not grow with the run.
+    if (plans_.size() >= kMostPlans && !plans_.contains(key)) plans_.clear();
     const auto [found, fresh] = plans_.try_emplace(key);
     if (fresh) choose(key, found->second, what);
     const Plan& plan = found->second;

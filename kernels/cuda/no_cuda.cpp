@@ -131,6 +131,26 @@ void cross_entropy_gradient(const Device&, const Tensor&, const Tensor&, std::in
                             double, const Tensor&) {
   missing();
 }
+void route(const Device&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
+  missing();
+}
+void route_gradient(const Device&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                    const Tensor&, double, const Tensor&) {
+  missing();
+}
+std::vector<std::int64_t> sort_by_expert(const Device&, const Tensor&, std::int64_t, const Tensor&, const Tensor&) {
+  missing();
+}
+void gather_rows(const Device&, const Tensor&, const Tensor&, const Tensor&) {
+  missing();
+}
+void combine_rows(const Device&, const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
+  missing();
+}
+void combine_rows_gradient(const Device&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                           const Tensor&) {
+  missing();
+}
 void add_squares(const Device&, const Tensor&, const Tensor&) {
   missing();
 }

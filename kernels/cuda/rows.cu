@@ -77,39 +77,50 @@ struct AddNormWeights {
 template <typename T>
 void layer_norm_rows(cudaStream_t stream, std::int64_t rows, std::int64_t n, const T* x, const T* weight, const T* bias,
                      Real<T> eps, T* y, Real<T>* mean, Real<T>* rstd) {
-  launch_rows(stream, rows, n, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r) {
-    const auto moments = body::layer_norm_row(lanes, n, x + r * n, weight, bias, eps, y + r * n);
-    if (lanes.leader()) {
-      mean[r] = moments.mean;
-      rstd[r] = moments.rstd;
-    }
-  });
+  on_rows(
+      stream, rows, n,
+      [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r, const T* from, T* to) {
+        const auto moments = body::layer_norm_row(lanes, n, from, weight, bias, eps, to);
+        if (lanes.leader()) {
+          mean[r] = moments.mean;
+          rstd[r] = moments.rstd;
+        }
+      },
+      in(x, n), out(y, n));
 }
 
 template <typename T>
 void layer_norm_gradient_rows(cudaStream_t stream, std::int64_t rows, std::int64_t n, const T* dy, const T* x,
                               const T* weight, const Real<T>* mean, const Real<T>* rstd, T* dx) {
-  launch_rows(stream, rows, n, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r) {
-    body::layer_norm_input_gradient_row(lanes, n, dy + r * n, x + r * n, weight,
-                                        body::Moments<Real<T>>{mean[r], rstd[r]}, dx + r * n);
-  });
+  on_rows(
+      stream, rows, n,
+      [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r, const T* d, const T* from, T* to) {
+        body::layer_norm_input_gradient_row(lanes, n, d, from, weight, body::Moments<Real<T>>{mean[r], rstd[r]}, to);
+      },
+      in(dy, n), in(x, n), out(dx, n));
 }
 
 template <typename T>
 void rms_norm_rows(cudaStream_t stream, std::int64_t rows, std::int64_t n, const T* x, const T* weight, Real<T> offset,
                    Real<T> eps, T* y, Real<T>* rstd) {
-  launch_rows(stream, rows, n, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r) {
-    const Real<T> found = body::rms_norm_row(lanes, n, x + r * n, weight, offset, eps, y + r * n);
-    if (lanes.leader()) rstd[r] = found;
-  });
+  on_rows(
+      stream, rows, n,
+      [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r, const T* from, T* to) {
+        const Real<T> found = body::rms_norm_row(lanes, n, from, weight, offset, eps, to);
+        if (lanes.leader()) rstd[r] = found;
+      },
+      in(x, n), out(y, n));
 }
 
 template <typename T>
 void rms_norm_gradient_rows(cudaStream_t stream, std::int64_t rows, std::int64_t n, const T* dy, const T* x,
                             const T* weight, Real<T> offset, const Real<T>* rstd, T* dx) {
-  launch_rows(stream, rows, n, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r) {
-    body::rms_norm_input_gradient_row(lanes, n, dy + r * n, x + r * n, weight, offset, rstd[r], dx + r * n);
-  });
+  on_rows(
+      stream, rows, n,
+      [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r, const T* d, const T* from, T* to) {
+        body::rms_norm_input_gradient_row(lanes, n, d, from, weight, offset, rstd[r], to);
+      },
+      in(dy, n), in(x, n), out(dx, n));
 }
 
 }  // namespace
@@ -259,14 +270,15 @@ namespace {
 
 template <typename T>
 void gelu_elements(cudaStream_t stream, std::int64_t n, const T* x, T* y) {
-  launch_elements(stream, n, [=] CUBOID_DEVICE(std::int64_t i) { y[i] = static_cast<T>(body::gelu(real(x[i]))); });
+  map_elements(
+      stream, n, [] CUBOID_DEVICE(T a, T & b) { b = static_cast<T>(body::gelu(real(a))); }, in(x), out(y));
 }
 
 template <typename T>
 void gelu_gradient_elements(cudaStream_t stream, std::int64_t n, const T* dy, const T* x, T* dx) {
-  launch_elements(stream, n, [=] CUBOID_DEVICE(std::int64_t i) {
-    dx[i] = static_cast<T>(body::gelu_gradient(real(dy[i]), real(x[i])));
-  });
+  map_elements(
+      stream, n, [] CUBOID_DEVICE(T d, T a, T & da) { da = static_cast<T>(body::gelu_gradient(real(d), real(a))); },
+      in(dy), in(x), out(dx));
 }
 
 // Gates as types: a kernel's lambda cannot hold another one made on the host.
@@ -294,26 +306,22 @@ struct Geglu {
 
 template <typename T, typename Gate>
 void gated_rows(cudaStream_t stream, std::int64_t rows, std::int64_t n, const T* gate_up, T* y, Gate gate) {
-  launch_rows(stream, rows, n, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r) {
-    const T* const in = gate_up + r * 2 * n;
-    T* const out = y + r * n;
-    lanes.each(n, [=](std::int64_t i) { out[i] = static_cast<T>(gate(real(in[i]), real(in[n + i]))); });
-  });
+  map_rows(
+      stream, rows, n, [=] CUBOID_DEVICE(T g, T up, T & made) { made = static_cast<T>(gate(real(g), real(up))); },
+      in(gate_up, 2 * n), in(gate_up + n, 2 * n), out(y, n));
 }
 
 template <typename T, typename Gate>
 void gated_gradient_rows(cudaStream_t stream, std::int64_t rows, std::int64_t n, const T* dy, const T* gate_up,
                          T* dgate_up, Gate gate) {
-  launch_rows(stream, rows, n, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r) {
-    const T* const in = gate_up + r * 2 * n;
-    const T* const d = dy + r * n;
-    T* const out = dgate_up + r * 2 * n;
-    lanes.each(n, [=](std::int64_t i) {
-      const auto g = gate(real(d[i]), real(in[i]), real(in[n + i]));
-      out[i] = static_cast<T>(g.dgate);
-      out[n + i] = static_cast<T>(g.dup);
-    });
-  });
+  map_rows(
+      stream, rows, n,
+      [=] CUBOID_DEVICE(T d, T g, T up, T & dgate, T & dup) {
+        const auto made = gate(real(d), real(g), real(up));
+        dgate = static_cast<T>(made.dgate);
+        dup = static_cast<T>(made.dup);
+      },
+      in(dy, n), in(gate_up, 2 * n), in(gate_up + n, 2 * n), out(dgate_up, 2 * n), out(dgate_up + n, 2 * n));
 }
 
 template <typename Gate>
@@ -334,24 +342,28 @@ void gated_gradient(const Device& device, const Tensor& dy, const Tensor& gate_u
 
 template <typename T>
 void add_elements(cudaStream_t stream, std::int64_t n, const T* a, const T* b, T* c) {
-  launch_elements(stream, n, [=] CUBOID_DEVICE(std::int64_t i) { c[i] = static_cast<T>(real(a[i]) + real(b[i])); });
+  map_elements(
+      stream, n, [] CUBOID_DEVICE(T x, T y, T & sum) { sum = static_cast<T>(real(x) + real(y)); }, in(a), in(b),
+      out(c));
 }
 
 template <typename T>
 void add_bias_rows(cudaStream_t stream, std::int64_t rows, std::int64_t n, const T* x, const T* bias, T* y) {
-  launch_rows(stream, rows, n, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r) {
-    lanes.each(n, [=](std::int64_t i) { y[r * n + i] = static_cast<T>(real(x[r * n + i]) + real(bias[i])); });
-  });
+  map_rows(
+      stream, rows, n, [] CUBOID_DEVICE(T a, T b, T & sum) { sum = static_cast<T>(real(a) + real(b)); }, in(x, n),
+      in(bias), out(y, n));
 }
 
 template <typename T>
 void scale_elements(cudaStream_t stream, std::int64_t n, T* t, Real<T> factor) {
-  launch_elements(stream, n, [=] CUBOID_DEVICE(std::int64_t i) { t[i] = static_cast<T>(real(t[i]) * factor); });
+  map_elements(
+      stream, n, [=] CUBOID_DEVICE(T & x) { x = static_cast<T>(real(x) * factor); }, in_out(t));
 }
 
 template <typename From, typename To>
 void convert_elements(cudaStream_t stream, std::int64_t n, const From* from, To* to) {
-  launch_elements(stream, n, [=] CUBOID_DEVICE(std::int64_t i) { to[i] = static_cast<To>(real(from[i])); });
+  map_elements(
+      stream, n, [] CUBOID_DEVICE(From x, To & y) { y = static_cast<To>(real(x)); }, in(from), out(to));
 }
 
 // y = [residual +] dropout(x), x (T,B,C); residual may be null.

@@ -174,18 +174,37 @@ void cross_entropy_gradient_rows(cudaStream_t stream, std::int64_t rows, std::in
 
 void adamw_elements(cudaStream_t stream, std::int64_t n, const body::AdamWStep<float>& step, const float* gradient,
                     float* weight, float* m, float* v, BFloat16* rounded) {
-  launch_elements(stream, n, [=] CUBOID_DEVICE(std::int64_t i) {
-    body::adamw_element(step, gradient[i], weight[i], m[i], v[i]);
-    if (rounded != nullptr) rounded[i] = BFloat16(weight[i]);
-  });
+  if (rounded == nullptr) {
+    map_elements(
+        stream, n,
+        [=] CUBOID_DEVICE(float g, float& w, float& m1, float& m2) { body::adamw_element(step, g, w, m1, m2); },
+        in(gradient), in_out(weight), in_out(m), in_out(v));
+    return;
+  }
+  map_elements(
+      stream, n,
+      [=] CUBOID_DEVICE(float g, float& w, float& m1, float& m2, BFloat16& r) {
+        body::adamw_element(step, g, w, m1, m2);
+        r = BFloat16(w);
+      },
+      in(gradient), in_out(weight), in_out(m), in_out(v), out(rounded));
 }
 
 void sgd_elements(cudaStream_t stream, std::int64_t n, float rate, float decay, float scale, const float* gradient,
                   float* weight, BFloat16* rounded) {
-  launch_elements(stream, n, [=] CUBOID_DEVICE(std::int64_t i) {
-    weight[i] -= rate * (scale * gradient[i] + decay * weight[i]);
-    if (rounded != nullptr) rounded[i] = BFloat16(weight[i]);
-  });
+  if (rounded == nullptr) {
+    map_elements(
+        stream, n, [=] CUBOID_DEVICE(float g, float& w) { w -= rate * (scale * g + decay * w); }, in(gradient),
+        in_out(weight));
+    return;
+  }
+  map_elements(
+      stream, n,
+      [=] CUBOID_DEVICE(float g, float& w, BFloat16& r) {
+        w -= rate * (scale * g + decay * w);
+        r = BFloat16(w);
+      },
+      in(gradient), in_out(weight), out(rounded));
 }
 
 // Adds the squares of each line of `width` elements, the first of which may be shorter, to an exact sum's words.
@@ -217,8 +236,12 @@ void split_heads_gradient(const Device& device, const Tensor& dq, const Tensor& 
 void embedding(const Device& device, const Tensor& tokens, const Tensor& table, std::int64_t first_row,
                const Tensor& y) {
   with_storage(y, [&]<typename T>(T) {
-    embedding_rows(stream_of(device), row_count(y), row_length(y), elements_of<std::int32_t>(tokens),
-                   elements_of<T>(table), first_row, table.dim(0), elements_of<T>(y));
+    const T* const from = elements_of<T>(table);
+    T* const to = elements_of<T>(y);
+    with_widest<T>(row_length(y), {from, to}, [&]<typename W>(W, std::int64_t n) {
+      embedding_rows(stream_of(device), row_count(y), n, elements_of<std::int32_t>(tokens),
+                     reinterpret_cast<const W*>(from), first_row, table.dim(0), reinterpret_cast<W*>(to));
+    });
   });
 }
 

@@ -139,6 +139,84 @@ class Balance {
   std::vector<double> prefix_;
 };
 
+// The same where all layers cost the same, as in most models: only how many layers the first and the last stage have is
+// open, since those between share the rest evenly, the first of them one fewer. @pre at least two stages
+class EvenBalance {
+ public:
+  EvenBalance(double embedding, double layer, double head, int layers, int stages)
+      : embedding_(embedding), layer_(layer), head_(head), layers_(layers), between_(stages - 2) {}
+
+  std::vector<int> split() const {
+    const double limit = slowest();
+    Split best;
+    for (int first = 1; first <= fitting(embedding_, limit); ++first) {
+      // As many on the last stage as fit leave fewest to those between: a split that is equally good comes before.
+      for (int last = std::min(fitting(head_, limit), layers_ - between_ - first); last >= 1; --last) {
+        const int rest = layers_ - first - last;
+        if (rest > between_ * fitting(0, limit)) break;
+        const double now = squares(first, rest, last);
+        if (now * kRounding < best.squares) best = {first, rest, last, now};
+      }
+    }
+    std::vector<int> layers = {best.first};
+    for (int i = 0; i < between_; ++i) {
+      layers.push_back(best.rest / between_ + (i >= between_ - best.rest % between_ ? 1 : 0));
+    }
+    layers.push_back(best.last);
+    return layers;
+  }
+
+ private:
+  struct Split {
+    int first = 1, rest = 0, last = 1;
+    double squares = kInfinity;
+  };
+
+  // Layers of a stage within the limit, which is one that some whole number of layers reaches but for rounding.
+  int fitting(double extra, double limit) const {
+    return static_cast<int>(std::floor((limit - extra) / layer_ + 1e-9));
+  }
+
+  bool fits(double limit) const {
+    const int first = fitting(embedding_, limit);
+    const int last = fitting(head_, limit);
+    const int each = fitting(0, limit);
+    return first >= 1 && last >= 1 && (between_ == 0 || each >= 1) && first + last + between_ * each >= layers_;
+  }
+
+  // The least time within which all layers fit: that of a first, a last or another stage with a whole number of them.
+  double slowest() const {
+    const double mean = (embedding_ + head_ + layers_ * layer_) / (between_ + 2);
+    double least = kInfinity;
+    for (const double extra : {embedding_, head_, 0.0}) {
+      double limit = extra + layer_ * std::max(1.0, std::floor((mean - extra) / layer_));
+      while (!fits(limit)) limit += layer_;
+      least = std::min(least, limit);
+    }
+    return least;
+  }
+
+  double squares(int first, int rest, int last) const {
+    const double ends = square(embedding_ + first * layer_) + square(head_ + last * layer_);
+    if (between_ == 0) return rest == 0 ? ends : kInfinity;
+    const int more = rest % between_;
+    const double least = rest / between_;
+    return ends + ((between_ - more) * square(least) + more * square(least + 1)) * square(layer_);
+  }
+  static double square(double x) { return x * x; }
+
+  double embedding_, layer_, head_;
+  int layers_;
+  int between_;
+};
+
+bool even(const std::vector<double>& costs) {
+  const double layer = costs[1];
+  if (std::any_of(costs.begin() + 1, costs.end() - 1, [&](double cost) { return cost != layer; })) return false;
+  // Beside much larger ends a layer more or less is lost in rounding, by which ties are judged.
+  return layer > 1e-4 * (costs.front() + costs.back());
+}
+
 }  // namespace
 
 std::vector<int> balance_layers(const std::vector<double>& block_costs, int stages) {
@@ -150,6 +228,9 @@ std::vector<int> balance_layers(const std::vector<double>& block_costs, int stag
                   fmt::format("{} layers cannot fill {} pipeline stages: each has at least one", layers, stages));
   for (double cost : block_costs) CUBOID_CHECK(cost >= 0 && cost < kInfinity, "a cost is finite and not negative");
   problems.throw_if_any();
+  if (stages > 1 && even(block_costs)) {
+    return EvenBalance(block_costs.front(), block_costs[1], block_costs.back(), layers, stages).split();
+  }
   return Balance(block_costs, stages).split();
 }
 

@@ -154,6 +154,10 @@ int default_virtual_stages(std::string_view name) {
   return find_generator(name).default_virtual_stages;
 }
 
+int fewest_micro_batches(std::string_view name, int ranks) {
+  return std::max(1, find_generator(name).min_micro_batches_of_a_rank * ranks);
+}
+
 Schedule make_schedule(const ScheduleRequest& request) {
   const Generator& generator = find_generator(request.name);
   const int v = request.virtual_stages == 0 ? generator.default_virtual_stages : request.virtual_stages;

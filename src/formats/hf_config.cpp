@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cmath>
 #include <deque>
 #include <limits>
 #include <optional>
@@ -13,7 +12,7 @@
 
 #include "cuboid/core/text.h"
 
-#include "json_text.h"
+#include "json_section.h"
 
 namespace cuboid {
 namespace {
@@ -83,98 +82,7 @@ const std::set<std::string, std::less<>> kHarmless = {
 };
 // clang-format on
 
-/// null, false, 0, "", [] and {}: a feature that is off.
-bool is_off(const Json& value) {
-  return value.is_null() || value == false || value == 0 || value == "" || (value.is_structured() && value.empty());
-}
-
-/// Typed look-ups in one JSON object. A look-up marks its key as understood; faults are collected; a faulty or missing
-/// value reads as its default.
-class Section {
- public:
-  Section(const Json& object, std::string where, Problems& problems)
-      : object_(object), where_(std::move(where)), problems_(problems) {}
-
-  bool has(const std::string& key) const { return object_.contains(key) && !object_[key].is_null(); }
-  /// True also for null.
-  bool given(const std::string& key) const { return object_.contains(key); }
-  /// The value, or null if the key is absent.
-  const Json& value(const std::string& key) {
-    static const Json kNull;
-    used_.insert(key);
-    return object_.contains(key) ? object_[key] : kNull;
-  }
-  void fault(const std::string& reason) { problems_.add(where_ + ": " + reason); }
-  void fault(const std::string& key, const std::string& reason) {
-    fault(key + " " + excerpt(value(key)) + ": " + reason);
-  }
-
-  /// A whole number in [1, most]. Without a default the key is required.
-  std::int64_t natural(const std::string& key, std::int64_t most, std::optional<std::int64_t> fallback = {}) {
-    const Json& found = value(key);
-    if (found.is_null()) {
-      if (!fallback) fault(key + " is missing");
-      return fallback.value_or(0);
-    }
-    // Older writers stored counts as 4096.0.
-    const double number = found.is_number() ? found.get<double>() : 0;
-    if (!(number >= 1 && number <= static_cast<double>(most) && number == std::floor(number))) {
-      fault(key, fmt::format("must be a whole number from 1 to {}", most));
-      return 0;
-    }
-    return static_cast<std::int64_t>(number);
-  }
-
-  /// A finite number with least < x, or least <= x if `closed`. Without a default the key is required.
-  double real(const std::string& key, double least, bool closed, std::optional<double> fallback = {}) {
-    const Json& found = value(key);
-    if (found.is_null()) {
-      if (!fallback) fault(key + " is missing");
-      return fallback.value_or(1);
-    }
-    const double number = found.is_number() ? found.get<double>() : std::nan("");
-    if (!std::isfinite(number) || !(closed ? number >= least : number > least)) {
-      fault(key, fmt::format("must be a number {} {}", closed ? "of at least" : "above", least));
-      return fallback.value_or(1);
-    }
-    return number;
-  }
-
-  bool boolean(const std::string& key, bool fallback) {
-    const Json& found = value(key);
-    if (found.is_null()) return fallback;
-    if (found.is_boolean()) return found.get<bool>();
-    fault(key, "must be true or false, is " + kind_of(found));
-    return fallback;
-  }
-
-  /// A key of which only some values are implemented; absent or null means the first of them.
-  void only(const std::string& key, const std::vector<Json>& allowed) {
-    const Json& found = value(key);
-    if (found.is_null() || std::find(allowed.begin(), allowed.end(), found) != allowed.end()) return;
-    std::vector<std::string> names;
-    for (const Json& item : allowed) names.push_back(excerpt(item));
-    fault(key, "not supported; must be " + join(names, " or "));
-  }
-
-  /// Refuses what nobody looked up, unless it is off or harmless.
-  void refuse_unknown(const std::set<std::string, std::less<>>& harmless) {
-    std::vector<std::string> unknown;
-    for (const auto& [key, item] : object_.items()) {
-      const bool known = used_.count(key) != 0 || harmless.count(key) != 0 || key.starts_with("_");
-      if (!known && !is_off(item)) unknown.push_back(key + " = " + excerpt(item));
-    }
-    if (!unknown.empty()) fault("keys that are not understood and may change the model: " + join(unknown));
-  }
-
- private:
-  const Json& object_;
-  std::string where_;
-  Problems& problems_;
-  std::set<std::string> used_;
-};
-
-void check_architectures(Section& top, const ConfigFamily& family) {
+void check_architectures(JsonSection& top, const ConfigFamily& family) {
   const Json& names = top.value("architectures");
   if (is_off(names)) return;
   bool sound = names.is_array();
@@ -187,7 +95,7 @@ void check_architectures(Section& top, const ConfigFamily& family) {
 }
 
 /// Rotary settings under either spelling: rope_scaling beside rope_theta, or rope_parameters that holds both.
-void read_rope(Section& top, ModelConfig& config, const std::string& source, Problems& problems) {
+void read_rope(JsonSection& top, ModelConfig& config, const std::string& source, Problems& problems) {
   config.rope_theta = top.real("rope_theta", 0, false, 10000);
   top.only("partial_rotary_factor", {1});
   const Json& old_spelling = top.value("rope_scaling");
@@ -201,7 +109,7 @@ void read_rope(Section& top, ModelConfig& config, const std::string& source, Pro
   if (is_off(given)) return;
   if (!given.is_object()) return top.fault(key, "must be an object, is " + kind_of(given));
 
-  Section rope(given, source + ": " + key, problems);
+  JsonSection rope(given, source + ": " + key, problems);
   if (rope.has("rope_theta")) {
     const double theta = rope.real("rope_theta", 0, false);
     if (top.has("rope_theta") && theta != config.rope_theta) {
@@ -239,7 +147,7 @@ void read_rope(Section& top, ModelConfig& config, const std::string& source, Pro
   rope.refuse_unknown({});
 }
 
-void read_experts(Section& top, ModelConfig& config) {
+void read_experts(JsonSection& top, ModelConfig& config) {
   constexpr std::int64_t kMostExperts = 1 << 12;
   config.experts = top.natural("num_local_experts", kMostExperts, 8);
   config.experts_per_token = top.natural("num_experts_per_tok", kMostExperts, 2);
@@ -254,7 +162,7 @@ void read_experts(Section& top, ModelConfig& config) {
 
 /// The size of a sliding window, and in Qwen's families from which layer on it counts. It may be written and yet be
 /// switched off.
-void read_window(Section& top, ModelConfig& config) {
+void read_window(JsonSection& top, ModelConfig& config) {
   const bool mistral = config.family == "mistral";
   const bool qwen = config.family == "qwen2" || config.family == "qwen3";
   const bool on = top.boolean("use_sliding_window", !qwen);
@@ -279,7 +187,7 @@ void read_window(Section& top, ModelConfig& config) {
 }
 
 /// layer_types names every layer's attention; it overrides max_window_layers.
-void read_layer_types(Section& top, ModelConfig& config) {
+void read_layer_types(JsonSection& top, ModelConfig& config) {
   const Json& types = top.value("layer_types");
   if (!is_off(types)) {
     std::int64_t full = 0;
@@ -303,7 +211,7 @@ void read_layer_types(Section& top, ModelConfig& config) {
 }
 
 /// What sets the relatives of Llama apart in their configurations.
-void read_differences(Section& top, ModelConfig& config) {
+void read_differences(JsonSection& top, ModelConfig& config) {
   read_window(top, config);
   if (config.family == "qwen2") {
     config.attention_bias = true;
@@ -338,7 +246,7 @@ void read_differences(Section& top, ModelConfig& config) {
   }
 }
 
-void read_decoder(Section& top, ModelConfig& config, const std::string& source, Problems& problems) {
+void read_decoder(JsonSection& top, ModelConfig& config, const std::string& source, Problems& problems) {
   config.layers = top.natural("num_hidden_layers", kMostLayers);
   config.hidden = top.natural("hidden_size", kLargestDim);
   config.heads = top.natural("num_attention_heads", kLargestDim);
@@ -380,7 +288,7 @@ void read_decoder(Section& top, ModelConfig& config, const std::string& source, 
   if (rotary) read_rope(top, config, source, problems);
 }
 
-void read_gpt2(Section& top, ModelConfig& config) {
+void read_gpt2(JsonSection& top, ModelConfig& config) {
   config.layers = top.natural("n_layer", kMostLayers);
   config.hidden = top.natural("n_embd", kLargestDim);
   config.heads = top.natural("n_head", kLargestDim);
@@ -410,7 +318,7 @@ void read_gpt2(Section& top, ModelConfig& config) {
   }
 }
 
-std::string family_of(Section& top) {
+std::string family_of(JsonSection& top) {
   const Json& type = top.value("model_type");
   if (!type.is_string()) {
     top.fault((type.is_null() ? std::string("model_type is missing") : "model_type " + excerpt(type)) +
@@ -454,7 +362,7 @@ ModelConfig read_hf_config(const std::string& json_text, const std::string& sour
     problems.add(source_name + ": a model configuration must be a JSON object, is " + kind_of(json));
   }
   problems.throw_if_any();
-  Section top(json, source_name, problems);
+  JsonSection top(json, source_name, problems);
   ModelConfig config;
   config.name = source_name;
   config.family = family_of(top);

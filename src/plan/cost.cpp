@@ -219,9 +219,8 @@ double collective_seconds(const Cluster& cluster, const GroupPlacement& group, O
   return 0;
 }
 
-double transfer_seconds(const Cluster& cluster, const Grid& grid, double bytes) {
-  if (grid.degree(Axis::pp) <= 1) return 0;
-  const GroupPlacement stages = place_group(cluster, grid, {Axis::pp});
+double transfer_seconds(const Cluster& cluster, const GroupPlacement& stages, double bytes) {
+  if (stages.ranks <= 1) return 0;
   // Neighbours differ by one stride; the outermost level that any pair of them crosses is the slowest.
   const std::size_t level = outermost_level(stages);
   const ClusterLevel& at = cluster.levels[level];

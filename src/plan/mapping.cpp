@@ -1,15 +1,14 @@
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cmath>
 #include <functional>
 #include <numeric>
-#include <unordered_map>
 
 #include <fmt/format.h>
 
 #include "cuboid/core/error.h"
 #include "cuboid/plan/place.h"
+
+#include "node_chains.h"
 
 namespace cuboid {
 namespace {
@@ -33,13 +32,6 @@ double steps_of(CommOperation operation, int n) {
   }
   return 1;
 }
-
-// The slowest path on a ring (or an open chain) through some devices of a node, in the order where it is fastest.
-struct Chain {
-  double seconds_per_byte = 0;
-  double latency = 0;
-  int a = -1, b = -1;  // local devices at the ends of that path
-};
 
 // What a group's shape on the machine costs a byte, and where.
 struct Worst {
@@ -74,14 +66,14 @@ struct MappingModel::Prepared {
   std::vector<int> first_nic;                 // of a node
   std::vector<double> nic_bandwidth;          // of all nodes' cards
   std::vector<std::vector<int>> device_nics;  // by device
-  std::vector<bool> uniform;                  // by kind: all paths are equal
-  std::unordered_map<std::uint64_t, Chain> chains;
+  NodeChains chains;
   // Scratch: loads in groups' bytes.
   std::vector<double> out, in;
   std::vector<std::vector<double>> uplinks;  // by level and switch
-  std::vector<int> members, cards;
+  std::vector<int> members, cards, locals;
 
-  Prepared(const Topology& t, const Grid& g, const Traffic& traffic) : topology(t), grid(g), at(places(t)) {
+  Prepared(const Topology& t, const Grid& g, const Traffic& traffic)
+      : topology(t), grid(g), at(places(t)), chains(topology) {
     check();
     for (const TopologyNode& node : topology.nodes) {
       first_nic.push_back(static_cast<int>(nic_bandwidth.size()));
@@ -91,14 +83,6 @@ struct MappingModel::Prepared {
       const auto node = static_cast<std::size_t>(place.node);
       auto& own = device_nics.emplace_back(kind_of(topology.nodes[node]).nics_of(place.local));
       for (int& nic : own) nic += first_nic[node];
-    }
-    for (const NodeKind& kind : topology.kinds) {
-      bool equal = true;
-      const auto count = static_cast<int>(kind.devices.size());
-      for (int a = 0; a < count && equal; ++a) {
-        for (int b = 0; b < a && equal; ++b) equal = kind.path(a, b) == kind.path(1, 0);
-      }
-      uniform.push_back(equal);
     }
     for (Axis axis : kAxes) add_work(axis, traffic);
     out.resize(nic_bandwidth.size());
@@ -162,103 +146,12 @@ struct MappingModel::Prepared {
     work.push_back(std::move(item));
   }
 
-  // Whether a ring or chain through the members runs over paths of this bandwidth or more only; by subsets.
-  static bool runs(const NodeKind& kind, const std::vector<int>& locals, bool closed, double bandwidth) {
-    const auto k = static_cast<int>(locals.size());
-    const auto linked = [&](int i, int j) {
-      return kind.path(locals[static_cast<std::size_t>(i)], locals[static_cast<std::size_t>(j)]).bandwidth >= bandwidth;
-    };
-    std::vector<std::uint32_t> ends(std::size_t{1} << k);  // ends of chains through a subset
-    for (int i = 0; i < k; ++i) {
-      if (!closed || i == 0) ends[std::size_t{1} << i] |= 1U << i;
-    }
-    for (std::size_t set = 1; set < ends.size(); ++set) {
-      for (int i = 0; i < k; ++i) {
-        if ((ends[set] >> i & 1U) == 0) continue;
-        for (int j = 0; j < k; ++j) {
-          if ((set >> j & 1U) == 0 && linked(i, j)) ends[set | std::size_t{1} << j] |= 1U << j;
-        }
-      }
-    }
-    const std::uint32_t last = ends.back();
-    if (!closed) return last != 0;
-    for (int i = 1; i < k; ++i) {
-      if ((last >> i & 1U) != 0 && linked(i, 0)) return true;
-    }
-    return false;
-  }
-
-  // Many members: to the nearest one left, from each start; the best of these.
-  static double nearest_chain(const NodeKind& kind, const std::vector<int>& locals, bool closed) {
-    double best = 0;
-    for (std::size_t start = 0; start < std::min<std::size_t>(locals.size(), 8); ++start) {
-      std::vector<int> left = locals;
-      int now = left[start];
-      left.erase(left.begin() + static_cast<std::ptrdiff_t>(start));
-      double slowest = kNever;
-      while (!left.empty()) {
-        const auto next = std::max_element(left.begin(), left.end(), [&](int x, int y) {
-          return kind.path(now, x).bandwidth < kind.path(now, y).bandwidth;
-        });
-        slowest = std::min(slowest, kind.path(now, *next).bandwidth);
-        now = *next;
-        left.erase(next);
-      }
-      if (closed) slowest = std::min(slowest, kind.path(now, locals[start]).bandwidth);
-      best = std::max(best, slowest);
-    }
-    return best;
-  }
-
-  Chain make_chain(const NodeKind& kind, const std::vector<int>& locals, bool closed) const {
-    std::vector<double> rates;
-    for (int a : locals) {
-      for (int b : locals) {
-        if (a < b) rates.push_back(kind.path(a, b).bandwidth);
-      }
-    }
-    std::sort(rates.begin(), rates.end());
-    rates.erase(std::unique(rates.begin(), rates.end()), rates.end());
-    double rate = rates.front();
-    if (locals.size() == 2) {
-      rate = rates.back();
-    } else if (locals.size() <= 10) {
-      for (double r : rates) {
-        if (r > rate && runs(kind, locals, closed, r)) rate = r;
-      }
-    } else {
-      rate = nearest_chain(kind, locals, closed);
-    }
-    for (int a : locals) {
-      for (int b : locals) {
-        if (a < b && kind.path(a, b).bandwidth == rate) return {1 / rate, kind.path(a, b).latency, a, b};
-      }
-    }
-    contract_violation("a chain has a path", __FILE__, __LINE__, kind.name);
-  }
-
   // The members [begin, end) of `members` are of one node.
   Chain chain(std::size_t begin, std::size_t end, bool closed) {
-    const int first = members[begin];
-    const auto node = static_cast<std::size_t>(at[static_cast<std::size_t>(first)].node);
-    const int kind_index = topology.nodes[node].kind;
-    const NodeKind& kind = topology.kinds[static_cast<std::size_t>(kind_index)];
-    const auto local = [&](std::size_t i) { return at[static_cast<std::size_t>(members[i])].local; };
-    if (uniform[static_cast<std::size_t>(kind_index)] || end - begin == 2) {
-      const Path& path = kind.path(local(begin), local(begin + 1));
-      return {1 / path.bandwidth, path.latency, local(begin), local(begin + 1)};
-    }
-    std::vector<int> locals;
-    std::uint64_t key = 0;
-    for (std::size_t i = begin; i < end; ++i) {
-      locals.push_back(local(i));
-      if (kind.devices.size() <= 48) key |= std::uint64_t{1} << local(i);
-    }
-    if (key == 0) return make_chain(kind, locals, closed);
-    key |= static_cast<std::uint64_t>(2 * kind_index + (closed ? 1 : 0)) << 48;
-    const auto known = chains.find(key);
-    if (known != chains.end()) return known->second;
-    return chains.emplace(key, make_chain(kind, locals, closed)).first->second;
+    locals.clear();
+    for (std::size_t i = begin; i < end; ++i) locals.push_back(at[static_cast<std::size_t>(members[i])].local);
+    const auto node = static_cast<std::size_t>(at[static_cast<std::size_t>(members[begin])].node);
+    return chains.find(topology.nodes[node].kind, locals, closed);
   }
 
   int rail_of(int device) const {

@@ -55,32 +55,116 @@ const ActionCost& cost_of(const BlockPrice& stage, ActionKind kind) {
   }
 }
 
-// Where a grid's groups lie on the cluster.
+// Where a grid's groups lie on the cluster, each with a number that groups which lie alike share.
 struct Placed {
   bool known = false;
   Grid grid = {};
   TracedGroups traced = {};
+  int traced_number = 0;
   plan::DataGroups data = {};
+  int data_number = 0;
+  GroupPlacement stages = {};  // of a pipeline
 };
+
+// Which rank has which stages.
+struct StageMap {
+  std::vector<int> rank_of_stage;
+  std::vector<std::vector<int>> stages_of_rank;
+
+  StageMap() = default;
+  explicit StageMap(std::vector<int> ranks) : rank_of_stage(std::move(ranks)) {
+    stages_of_rank.resize(1 + at(*std::max_element(rank_of_stage.begin(), rank_of_stage.end())));
+    for (std::size_t s = 0; s < rank_of_stage.size(); ++s) {
+      stages_of_rank[at(rank_of_stage[s])].push_back(static_cast<int>(s));
+    }
+  }
+  // Of each stage: whether its input comes from another rank.
+  std::vector<bool> remote() const {
+    std::vector<bool> remote(rank_of_stage.size());
+    for (std::size_t s = 1; s < remote.size(); ++s) remote[s] = rank_of_stage[s - 1] != rank_of_stage[s];
+    return remote;
+  }
+};
+
+// The stages of a pipeline, of which few differ.
+struct Stages {
+  struct Neighbours {
+    bool before = false, after = false;  // on another rank
+    friend bool operator==(const Neighbours&, const Neighbours&) = default;
+  };
+  std::vector<int> layers;  // of each stage
+  std::vector<int> kind;    // of each stage: an index into the others
+  std::vector<BlockPrice> prices;
+  std::vector<Neighbours> neighbours;
+  std::vector<int> ends;  // first and last of every row of ranks whose stages are of the same kinds
+
+  void find_ends(const StageMap& map) {
+    const auto ranks = static_cast<int>(map.stages_of_rank.size());
+    const auto alike = [&](int a, int b) {
+      return std::equal(map.stages_of_rank[at(a)].begin(), map.stages_of_rank[at(a)].end(),
+                        map.stages_of_rank[at(b)].begin(), [&](int x, int y) { return kind[at(x)] == kind[at(y)]; });
+    };
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (rank == 0 || rank + 1 == ranks || !alike(rank - 1, rank) || !alike(rank, rank + 1)) ends.push_back(rank);
+    }
+  }
+
+  int count() const { return static_cast<int>(kind.size()); }
+  const BlockPrice& operator[](int stage) const { return prices[at(kind[at(stage)])]; }
+};
+
+// Micro-batches of one stage that a rank holds at one time.
+struct Held {
+  int whole = 0;        // between F and B or I
+  int for_weights = 0;  // between I and W
+
+  void add(ActionKind kind) {
+    if (kind == ActionKind::forward) ++whole;
+    if (kind == ActionKind::backward || kind == ActionKind::input_gradient) --whole;
+    if (kind == ActionKind::input_gradient) ++for_weights;
+    if (kind == ActionKind::weight_gradient) --for_weights;
+  }
+};
+
+// The two times in a row when it holds most of the one and most of the other.
+struct MostHeld {
+  Held of_whole, of_weights;
+};
+MostHeld most_held(const std::vector<Action>& row) {
+  Held now;
+  MostHeld most;
+  for (const Action& action : row) {
+    now.add(action.kind);
+    if (std::pair(now.whole, now.for_weights) > std::pair(most.of_whole.whole, most.of_whole.for_weights)) {
+      most.of_whole = now;
+    }
+    if (std::pair(now.for_weights, now.whole) > std::pair(most.of_weights.for_weights, most.of_weights.whole)) {
+      most.of_weights = now;
+    }
+  }
+  return most;
+}
 
 // What a named schedule has whatever its number of micro-batches.
 struct ScheduleShape {
   std::string name;
-  std::vector<int> rank_of_stage;
-  bool split = false;  // I and W apart
+  StageMap map;
+  std::vector<bool> remote;  // of the map
+  int boundaries = 0;        // a number that shapes share whose stages have the same neighbours on other ranks
+  bool split = false;        // I and W apart
   int virtual_stages = 1;
+  // What each rank holds at its peak in a run of so many micro-batches; most first.
+  std::vector<std::pair<int, std::vector<MostHeld>>> held_in;
 
-  int ranks() const { return static_cast<int>(rank_of_stage.size()) / virtual_stages; }
+  int ranks() const { return static_cast<int>(map.stages_of_rank.size()); }
 
-  // Micro-batches of one stage that a rank holds at its peak, at least: its warm-up and the one that follows. 1: of
-  // schedules whose warm-up is not known here.
-  double held(int rank, int micro_batches) const {
-    const int ahead = ranks() - 1 - rank;
-    if (name == "gpipe" || name == "looped-bfs") return micro_batches * virtual_stages;
-    if (name == "1f1b" || name == "zb-h1") return std::min(micro_batches, ahead + 1);
-    if (name != "interleaved-1f1b") return 1;
-    const int group = std::min(micro_batches, ranks());
-    return std::min(micro_batches * virtual_stages, 2 * ahead + (virtual_stages - 1) * group + 1);
+  // What a rank holds at its peak, at least: with more micro-batches it is no less.
+  MostHeld held(int rank, int micro_batches) const {
+    if (name == "gpipe" || name == "looped-bfs") return {{micro_batches * virtual_stages, 0}, {}};
+    for (const auto& [fewer, most] : held_in) {
+      if (fewer <= micro_batches) return most[at(rank)];
+    }
+    return {{1, 0}, {}};
   }
 };
 
@@ -88,45 +172,53 @@ struct ScheduleShape {
 class Step {
  public:
   Step(const Cluster& cluster, const ModelConfig& model, const RunConfig& run, const ModelTrace& trace,
-       const PredictOptions& options, const ModelPrice& price, const plan::DataGroups& data, double training_flops)
+       const PredictOptions& options, const ModelPrice& price, const Placed& placed, double training_flops)
       : cluster_(cluster),
         stack_(cluster.stack),
         model_(model),
         run_(run),
         trace_(trace),
         options_(options),
-        data_(data),
+        placed_(placed),
+        data_(placed.data),
         price_(price),
         training_flops_(training_flops) {}
 
-  /// Layers of each stage, and the stages' prices: what all runs of equal prices and numbers of stages share.
-  struct Layout {
-    std::vector<int> layers;
-    std::vector<BlockPrice> stages;
-  };
-  Layout divide(int stages, bool split) {
-    Layout layout;
-    out_.stage_layers = layout.layers = balance_layers(block_times(split), stages);
-    make_stages();
-    layout.stages = stages_;
-    return layout;
+  std::vector<int> balanced(int stages, bool split) const { return balance_layers(block_times(split), stages); }
+
+  /// The stages that these layers make, without transfers and overheads: what all runs of equal prices share.
+  Stages divide(const std::vector<int>& layers, const std::vector<bool>& remote) const {
+    Stages stages;
+    stages.layers = layers;
+    std::vector<std::vector<int>> parts;  // of each kind: its blocks
+    std::vector<int> blocks;
+    int next = 0;
+    for (std::size_t s = 0; s < layers.size(); ++s) {
+      blocks = {s == 0, s + 1 == layers.size()};
+      for (int i = 0; i < layers[s]; ++i) blocks.push_back(trace_.kind_of_layer(next++));
+      const Stages::Neighbours neighbours{remote[s], s + 1 < layers.size() && remote[s + 1]};
+      std::size_t kind = 0;
+      while (kind < parts.size() && !(parts[kind] == blocks && stages.neighbours[kind] == neighbours)) ++kind;
+      stages.kind.push_back(static_cast<int>(kind));
+      if (kind < parts.size()) continue;
+      stages.prices.push_back(sum(blocks));
+      stages.neighbours.push_back(neighbours);
+      parts.push_back(blocks);
+    }
+    return stages;
   }
 
-  StepBound bound(const Layout& layout, const ScheduleShape& shape) {
-    stages_ = layout.stages;
-    rank_of_stage_ = shape.rank_of_stage;
+  StepBound bound(const Stages& stages, const ScheduleShape& shape) {
+    stages_ = stages;
+    map_ = &shape.map;
     add_transfers_and_overheads();
     StepBound bound;
-    // The ranks that are slowest or fullest in one schedule or another; the others can only be worse than the bound.
-    const std::array<int, 4> ranks = {0, 1, shape.ranks() / 2, shape.ranks() - 1};
-    for (const int rank : ranks) {
-      if (rank < shape.ranks()) add_least_memory(rank, shape, bound);
-    }
+    // Of ranks that do the same the first holds most, and the last starts last.
+    for (const int rank : stages_.ends) add_least_memory(rank, shape, bound);
     if (bound.memory_bytes > options_.memory_limit) return bound;
     double end = 0;
     double gathers = 0;
-    for (const int rank : ranks) {
-      if (rank >= shape.ranks()) continue;
+    for (const int rank : stages_.ends) {
       end = std::max(end, least_end(rank, shape) + tail_reduction(rank) + optimizer_seconds(rank));
       gathers = std::max(gathers, gather(rank));
     }
@@ -148,14 +240,23 @@ class Step {
   }
 
  private:
-  const BlockPrice& layer(int i) const { return price_.layers[at(trace_.kind_of_layer(i))]; }
+  // Of a stage: whether it has the embedding, whether the head, and its layers' kinds.
+  BlockPrice sum(const std::vector<int>& blocks) const {
+    BlockPrice stage;
+    if (blocks[0] != 0) stage += price_.embedding;
+    for (std::size_t i = 2; i < blocks.size(); ++i) stage += price_.layers[at(blocks[i])];
+    if (blocks[1] != 0) stage += price_.head;
+    return stage;
+  }
 
   std::vector<double> block_times(bool split) const {
     const auto time = [&](const BlockPrice& b) {
       return b.forward.total() + (split ? b.input_gradient.total() + b.weight_gradient.total() : b.backward.total());
     };
     std::vector<double> times = {time(price_.embedding)};
-    for (int i = 0; i < model_.layers; ++i) times.push_back(time(layer(i)));
+    std::vector<double> of_kind;
+    for (const BlockPrice& price : price_.layers) of_kind.push_back(time(price));
+    for (int i = 0; i < model_.layers; ++i) times.push_back(of_kind[at(trace_.kind_of_layer(i))]);
     times.push_back(time(price_.head));
     return times;
   }
@@ -168,37 +269,19 @@ class Step {
       schedule_ = schedule_of(run_);
       split = splits_backward(schedule_);
     }
-    const int stages = searched ? stages_of(run_) : schedule_.stages;
-    out_.stage_layers = run_.stage_layers.empty() ? balance_layers(block_times(split), stages) : run_.stage_layers;
-    make_stages();
-    if (searched) {
-      place_on_loop();
-      search();
-    } else {
-      rank_of_stage_ = schedule_.rank_of_stage();
-    }
+    const int stages = searched ? cuboid::stages_of(run_) : schedule_.stages;
+    const std::vector<int> layers = run_.stage_layers.empty() ? balanced(stages, split) : run_.stage_layers;
+    if (searched) search(layers);
+    own_map_ = StageMap(schedule_.rank_of_stage());
+    map_ = &own_map_;
+    stages_ = divide(layers, own_map_.remote());
+    out_.stage_layers = layers;
     add_transfers_and_overheads();
     make_costs();
   }
 
-  void make_stages() {
-    int next = 0;
-    for (const int count : out_.stage_layers) {
-      BlockPrice stage;
-      if (next == 0) stage += price_.embedding;
-      for (int i = 0; i < count; ++i) stage += layer(next++);
-      stages_.push_back(stage);
-    }
-    stages_.back() += price_.head;
-  }
-
-  void place_on_loop() {
-    for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
-      rank_of_stage_.push_back(static_cast<int>(stage) % run_.grid.degree(Axis::pp));
-    }
-  }
-
-  void search() {
+  void search(const std::vector<int>& layers) {
+    stages_ = divide(layers, std::vector<bool>(layers.size(), true));
     make_costs();
     AutoRequest request;
     request.ranks = run_.grid.degree(Axis::pp);
@@ -207,7 +290,6 @@ class Step {
     request.costs = costs_;
     if (run_.max_activations > 0) request.max_activations = run_.max_activations;
     schedule_ = find_schedule(request).schedule;
-    rank_of_stage_ = schedule_.rank_of_stage();
   }
 
   double boundary_bytes() const {
@@ -218,16 +300,15 @@ class Step {
 
   // A stage waits for what comes from another rank, as far as that is not hidden.
   void add_transfers_and_overheads() {
-    transfer_ = transfer_seconds(cluster_, run_.grid, boundary_bytes());
+    transfer_ = transfer_seconds(cluster_, placed_.stages, boundary_bytes());
     const double waiting = (1 - stack_.pp_overlap) * transfer_;
-    const int last = static_cast<int>(stages_.size()) - 1;
-    for (int s = 0; s <= last; ++s) {
-      BlockPrice& stage = stages_[at(s)];
+    for (std::size_t kind = 0; kind < stages_.prices.size(); ++kind) {
+      BlockPrice& stage = stages_.prices[kind];
       for (ActionCost* cost : {&stage.forward, &stage.backward, &stage.input_gradient}) {
         cost->compute += stack_.micro_batch_seconds / 2;
       }
-      if (s > 0 && rank_of_stage_[at(s - 1)] != rank_of_stage_[at(s)]) stage.forward.pp += waiting;
-      if (s < last && rank_of_stage_[at(s + 1)] != rank_of_stage_[at(s)]) {
+      if (stages_.neighbours[kind].before) stage.forward.pp += waiting;
+      if (stages_.neighbours[kind].after) {
         stage.backward.pp += waiting;
         stage.input_gradient.pp += waiting;
       }
@@ -235,9 +316,9 @@ class Step {
   }
 
   void make_costs() {
-    costs_ = {};
     costs_.stages.clear();
-    for (const BlockPrice& stage : stages_) {
+    for (int s = 0; s < stages_.count(); ++s) {
+      const BlockPrice& stage = stages_[s];
       costs_.stages.push_back({.forward = stage.forward.total(),
                                .backward = stage.backward.total(),
                                .input_gradient = stage.input_gradient.total(),
@@ -252,15 +333,13 @@ class Step {
   };
   Elements elements(int rank) const {
     Elements sum;
-    bool first = false;
-    bool last = false;
-    for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
-      if (rank_of_stage_[stage] != rank) continue;
+    const std::vector<int>& own = stages_of(rank);
+    for (const int stage : own) {
       sum.dense += stages_[stage].parameters;
       sum.expert += stages_[stage].expert_parameters;
-      first |= stage == 0;
-      last |= stage + 1 == stages_.size();
     }
+    const bool first = own.front() == 0;
+    const bool last = own.back() + 1 == stages_.count();
     if (model_.tied && first && last) sum.dense -= tied_elements();
     return sum;
   }
@@ -286,10 +365,10 @@ class Step {
 
   // The two uses of a tied embedding add their gradients across the pipeline.
   double tied_reduction(int rank) const {
-    const int first = rank_of_stage_.front();
-    const int last = rank_of_stage_.back();
+    const int first = map_->rank_of_stage.front();
+    const int last = map_->rank_of_stage.back();
     if (!model_.tied || first == last || (rank != first && rank != last)) return 0;
-    return 2 * transfer_seconds(cluster_, run_.grid, tied_elements() * stack_.gradient_bytes_sent);
+    return 2 * transfer_seconds(cluster_, placed_.stages, tied_elements() * stack_.gradient_bytes_sent);
   }
 
   // Of gathering the new parameters before the next step's first forward.
@@ -299,11 +378,11 @@ class Step {
                          rank_seconds(rank, ActionKind::forward));
   }
 
+  const std::vector<int>& stages_of(int rank) const { return map_->stages_of_rank[at(rank)]; }
+
   double rank_seconds(int rank, ActionKind kind) const {
     double sum = 0;
-    for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
-      if (rank_of_stage_[stage] == rank) sum += cost_of(stages_[stage], kind).total();
-    }
+    for (const int stage : stages_of(rank)) sum += cost_of(stages_[stage], kind).total();
     return sum;
   }
 
@@ -327,49 +406,45 @@ class Step {
   // A rank starts when a micro-batch has come to its first stage, and then has all its work to do. Where B is whole and
   // stages go round the ranks, its last B goes on to the first stage, through as many stages as it came.
   double least_end(int rank, const ScheduleShape& shape) const {
-    double before = 0;
-    double after = 0;
     double work = 0;
-    bool started = false;
-    for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
+    for (const int stage : stages_of(rank)) {
       const BlockPrice& price = stages_[stage];
-      if (rank_of_stage_[stage] == rank) {
-        started = true;
-        work += price.forward.total() +
-                (shape.split
-                     ? std::min(price.backward.total(), price.input_gradient.total() + price.weight_gradient.total())
-                     : price.backward.total());
-      } else if (!started) {
-        before += price.forward.total();
-        after += price.backward.total();
-      }
+      const double apart = price.input_gradient.total() + price.weight_gradient.total();
+      work += price.forward.total() + (shape.split ? std::min(price.backward.total(), apart) : price.backward.total());
     }
     if (!stack_.step_barrier) return run_.micro_batches() * work;
+    double before = 0;
+    double after = 0;
+    for (int stage = 0; stage < stages_of(rank).front(); ++stage) {
+      before += stages_[stage].forward.total();
+      after += stages_[stage].backward.total();
+    }
     const double own = before + run_.micro_batches() * work;
-    return rank_of_stage_.front() != rank && !shape.split ? std::max(own, own + after - slack_of(rank)) : own;
+    return map_->rank_of_stage.front() != rank && !shape.split ? std::max(own, own + after - slack_of(rank)) : own;
   }
 
   // What the first rank still has to do in reduction and step is counted with it, not here.
   double slack_of(int rank) const {
-    const int first = rank_of_stage_.front();
+    const int first = map_->rank_of_stage.front();
     return std::max(0.0,
                     tail_reduction(rank) + optimizer_seconds(rank) - tail_reduction(first) - optimizer_seconds(first));
   }
 
   void add_least_memory(int rank, const ScheduleShape& shape, StepBound& bound) const {
-    double kept = 0;
-    double temporary = 0;
-    bool any = false;
-    for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
-      if (rank_of_stage_[stage] != rank) continue;
-      const plan::ActivationBytes& bytes = stages_[stage].bytes;
-      kept = any ? std::min(kept, bytes.kept) : bytes.kept;
-      temporary = any ? std::min(temporary, bytes.temporary) : bytes.temporary;
-      any = true;
+    double kept = std::numeric_limits<double>::infinity();
+    double for_weights = kept;
+    double temporary = kept;
+    for (const int stage : stages_of(rank)) {
+      kept = std::min(kept, stages_[stage].bytes.kept);
+      for_weights = std::min(for_weights, stages_[stage].bytes.kept_for_weights);
+      temporary = std::min(temporary, stages_[stage].bytes.temporary);
     }
-    const double held = fixed_memory(rank).total() + shape.held(rank, run_.micro_batches()) * kept;
-    bound.kept_bytes = std::max(bound.kept_bytes, held);
-    bound.memory_bytes = std::max(bound.memory_bytes, held + temporary);
+    const double fixed = fixed_memory(rank).total();
+    const MostHeld most = shape.held(rank, run_.micro_batches());
+    bound.kept_bytes = std::max(bound.kept_bytes, fixed + most.of_whole.whole * kept);
+    const auto bytes = [&](const Held& held) { return fixed + held.whole * kept + held.for_weights * for_weights; };
+    // Behind the one time comes an action with temporary bytes, behind the other perhaps W, which has none.
+    bound.memory_bytes = std::max({bound.memory_bytes, bytes(most.of_whole) + temporary, bytes(most.of_weights)});
   }
 
   void time(const Simulation& simulation) {
@@ -393,7 +468,7 @@ class Step {
     SecondsByCause& seconds = out_.seconds;
     for (const Action& action : schedule_.rows[at(rank)]) {
       if (!computes(action.kind)) continue;
-      const ActionCost& cost = cost_of(stages_[at(action.stage)], action.kind);
+      const ActionCost& cost = cost_of(stages_[action.stage], action.kind);
       seconds.compute += cost.compute;
       seconds.tp_comm += cost.tp;
       seconds.dp_comm += cost.dp;
@@ -413,7 +488,7 @@ class Step {
     out_.model_flops_per_gpu = training_flops_ * out_.tokens_per_second_per_gpu;
     out_.mfu = out_.model_flops_per_gpu / peak;
     double executed = 0;
-    for (const BlockPrice& stage : stages_) executed += stage.flops;
+    for (int stage = 0; stage < stages_.count(); ++stage) executed += stages_[stage].flops;
     out_.hfu = executed * run_.micro_batches() / schedule_.ranks() / out_.step_seconds / peak;
   }
 
@@ -454,7 +529,7 @@ class Step {
     double peak = 0;
     for (const Span& span : spans) {
       if (!computes(span.action.kind)) continue;
-      const plan::ActivationBytes& bytes = stages_[at(span.action.stage)].bytes;
+      const plan::ActivationBytes& bytes = stages_[span.action.stage].bytes;
       const ActionKind kind = span.action.kind;
       if (kind == ActionKind::forward) held += bytes.kept;
       peak = std::max(peak, held + (kind == ActionKind::weight_gradient ? 0 : bytes.temporary));
@@ -484,13 +559,15 @@ class Step {
   const RunConfig& run_;
   const ModelTrace& trace_;
   const PredictOptions& options_;
+  const Placed& placed_;
   const plan::DataGroups& data_;
   const ModelPrice& price_;
   double training_flops_;  // per token
   Schedule schedule_;
-  std::vector<BlockPrice> stages_;
-  std::vector<int> rank_of_stage_;
-  PipelineCosts costs_;
+  Stages stages_;
+  const StageMap* map_ = nullptr;
+  StageMap own_map_;
+  PipelineCosts costs_{.stages = {}};
   double transfer_ = 0;
   StepPrediction out_;
 };
@@ -500,14 +577,15 @@ class Step {
 // Prices, and what was divided into stages by them.
 struct Predictor::Priced {
   ModelPrice price;
-  std::map<std::pair<int, bool>, Step::Layout> layouts;
+  std::map<std::pair<int, bool>, std::vector<int>> layers;   // by number of stages and whether B is split
+  std::map<std::tuple<int, bool, int, int>, Stages> stages;  // the same, and the shape's boundaries and ranks
 };
 
 struct Predictor::Cached {
   TraceOptions options;
   ModelTrace trace;
   // By what prices depend on beside the trace: recomputation, ZeRO's messages of a micro-batch, and where groups lie.
-  std::map<std::vector<int>, Priced> prices;
+  std::map<std::array<int, 4>, Priced> prices;
 };
 
 struct Predictor::Shapes {
@@ -520,23 +598,60 @@ struct Predictor::Shapes {
 
   // Where the groups of the grid lie that was asked for last: a search asks for one grid many times in a row.
   Placed placed;
+  std::vector<std::vector<int>> places;  // that have a number: it is their index
   const Placed& place(const Cluster& cluster, const Grid& grid) {
     if (!placed.known || !(placed.grid == grid)) {
-      placed = {true, grid, place_traced_groups(cluster, grid), plan::place_data_groups(cluster, grid)};
+      placed = {true,
+                grid,
+                place_traced_groups(cluster, grid),
+                0,
+                plan::place_data_groups(cluster, grid),
+                0,
+                place_group(cluster, grid, {Axis::pp})};
+      placed.traced_number = number(places, lie({&placed.traced.tp, &placed.traced.cp, &placed.traced.ep}));
+      placed.data_number = number(places, lie({&placed.data.dense, &placed.data.expert}));
     }
     return placed;
   }
+  static std::vector<int> lie(std::initializer_list<const GroupPlacement*> groups) {
+    std::vector<int> numbers;
+    for (const GroupPlacement* group : groups) {
+      numbers.push_back(group->ranks);
+      numbers.insert(numbers.end(), group->inside.begin(), group->inside.end());
+    }
+    return numbers;
+  }
+
+  template <typename T>
+  static int number(std::vector<T>& known, T value) {
+    const auto found = std::find(known.begin(), known.end(), value);
+    const auto index = static_cast<int>(found - known.begin());
+    if (found == known.end()) known.push_back(std::move(value));
+    return index;
+  }
 
   std::map<std::tuple<std::string, int, int>, ScheduleShape> known;  // by name, ranks and virtual stages
+  std::vector<std::vector<bool>> boundaries;                         // that have a number
 
   const ScheduleShape& of(const RunConfig& run) {
     const int ranks = run.grid.degree(Axis::pp);
     const int virtual_stages = run.virtual_stages > 0 ? run.virtual_stages : default_virtual_stages(run.schedule);
     const auto [found, is_new] = known.try_emplace({run.schedule, ranks, virtual_stages});
     if (is_new) {
-      // Any number of micro-batches that all schedules are defined for.
-      const Schedule schedule = make_schedule({run.schedule, ranks, 2 * ranks, virtual_stages});
-      found->second = {run.schedule, schedule.rank_of_stage(), splits_backward(schedule), virtual_stages};
+      ScheduleShape& shape = found->second;
+      // Twice the ranks are enough for the longest warm-up, and for all schedules to be defined.
+      for (int micro_batches = 2 * ranks; micro_batches >= 1; micro_batches /= 2) {
+        if (micro_batches < fewest_micro_batches(run.schedule, ranks)) break;
+        const Schedule schedule = make_schedule({run.schedule, ranks, micro_batches, virtual_stages});
+        if (shape.held_in.empty()) {
+          shape = {
+              run.schedule, StageMap(schedule.rank_of_stage()), {}, 0, splits_backward(schedule), virtual_stages, {}};
+          shape.remote = shape.map.remote();
+          shape.boundaries = number(boundaries, shape.remote);
+        }
+        auto& held = shape.held_in.emplace_back(micro_batches, std::vector<MostHeld>()).second;
+        for (const auto& row : schedule.rows) held.push_back(most_held(row));
+      }
     }
     return found->second;
   }
@@ -558,23 +673,16 @@ Predictor::Cached& Predictor::cached(const RunConfig& run) {
   TraceOptions own = options;
   own.cp = 1;
   traces_.push_back(std::make_unique<Cached>(Cached{options, trace_model(model_, own), {}}));
+  if (cluster_.stack.logits_bytes > 0) plan::merge_chunks(traces_.back()->trace.head);
   plan::split_context(traces_.back()->trace, options.cp);
   return *traces_.back();
 }
 
 Predictor::Priced& Predictor::priced(Cached& cached, const RunConfig& run) {
-  std::vector<int> key = {static_cast<int>(run.recompute), run.zero >= 2 ? run.zero : 0};
-  const auto place = [&](const GroupPlacement& group) {
-    key.push_back(group.ranks);
-    key.insert(key.end(), group.inside.begin(), group.inside.end());
-  };
   const Placed& placed = shapes_->place(cluster_, run.grid);
-  for (const GroupPlacement* group : {&placed.traced.tp, &placed.traced.cp, &placed.traced.ep}) place(*group);
-  if (run.zero >= 2) {
-    place(placed.data.dense);
-    place(placed.data.expert);
-  }
-  const auto [found, is_new] = cached.prices.try_emplace(std::move(key));
+  const bool sharded = run.zero >= 2;
+  const auto [found, is_new] = cached.prices.try_emplace({static_cast<int>(run.recompute), sharded ? run.zero : 0,
+                                                          placed.traced_number, sharded ? placed.data_number : 0});
   if (is_new) found->second.price = plan::price_model(cluster_, run, model_, cached.trace);
   return found->second;
 }
@@ -584,18 +692,23 @@ StepBound Predictor::bound(const RunConfig& run, double memory_limit) {
   Priced& prices = priced(traced, run);
   const ScheduleShape& shape = shapes_->of(run);
   const PredictOptions options{.spans = false, .memory_limit = memory_limit};
-  Step step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid).data,
+  Step step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid),
             shapes_->flops(model_, run.seq_len));
-  const auto stages = static_cast<int>(shape.rank_of_stage.size());
-  const auto [layout, is_new] = prices.layouts.try_emplace({stages, shape.split});
-  if (is_new) layout->second = step.divide(stages, shape.split);
-  return step.bound(layout->second, shape);
+  const auto count = static_cast<int>(shape.map.rank_of_stage.size());
+  const auto [stages, is_new] = prices.stages.try_emplace({count, shape.split, shape.boundaries, shape.ranks()});
+  if (is_new) {
+    const auto [layers, is_first] = prices.layers.try_emplace({count, shape.split});
+    if (is_first) layers->second = step.balanced(count, shape.split);
+    stages->second = step.divide(layers->second, shape.remote);
+    stages->second.find_ends(shape.map);
+  }
+  return step.bound(stages->second, shape);
 }
 
 StepPrediction Predictor::predict(const RunConfig& run, const PredictOptions& options) {
   Cached& traced = cached(run);
   const Priced& prices = priced(traced, run);
-  return Step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid).data,
+  return Step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid),
               shapes_->flops(model_, run.seq_len))
       .run();
 }

@@ -26,7 +26,7 @@ constexpr const char* kBatch = "global batch: not divisible by dp x micro-batch"
 constexpr const char* kSequence = "sequence parallelism: tp does not divide the sequence";
 constexpr const char* kSchedule = "schedule: not defined for so few micro-batches";
 constexpr const char* kMemory = "memory";
-constexpr const char* kSlower = "slower than the best: lower bound of its time";
+constexpr const char* kBeaten = "others are faster, and one of them smaller too: lower bounds of its time and memory";
 
 constexpr int kLargestMicroBatch = 64;
 constexpr Recompute kRecomputes[] = {Recompute::none, Recompute::selective, Recompute::full};
@@ -47,7 +47,8 @@ struct Open {
   int zero;
   Recompute recompute;
   bool sequence_parallel;
-  double bound;  // seconds
+  double bound;   // seconds
+  double memory;  // bytes, at least
 };
 
 // A schedule's name and stages a rank.
@@ -166,7 +167,7 @@ class Search {
         if (!any && v != own) break;
         // Stages of unequal depth only make the deepest wait.
         if (any && model_.layers % (v * pp) != 0) continue;
-        if (name == "dualpipe-v" && micro_batches < 2 * pp) {
+        if (micro_batches < fewest_micro_batches(name, pp)) {
           reject(kSchedule);
         } else {
           made.push_back({name, v});
@@ -244,18 +245,19 @@ class Search {
     smallest_ = std::min(smallest_, bound.memory_bytes);
     if (bound.memory_bytes > limit_) return reject(kMemory);
     open_.push_back({static_cast<int>(grids_.size()) - 1, static_cast<int>(pipelines_.size()) - 1, run.micro_batch,
-                     run.zero, run.recompute, run.sequence_parallel, bound.step_seconds});
+                     run.zero, run.recompute, run.sequence_parallel, bound.step_seconds, bound.memory_bytes});
   }
 
-  // By bound, so that the first that cannot be among the best ends the search.
+  // By the bound of time: what is found early rules out what comes late.
   void walk() {
     std::stable_sort(open_.begin(), open_.end(), [](const Open& a, const Open& b) { return a.bound < b.bound; });
     const auto most = static_cast<std::size_t>(request_.top);
     for (std::size_t i = 0; i < open_.size(); ++i) {
       auto& best = result_.best;
-      if (!request_.exhaustive && best.size() == most && open_[i].bound > best.back().prediction.step_seconds) {
-        reject(kSlower, static_cast<std::int64_t>(open_.size() - i));
-        break;
+      if (!request_.exhaustive && best.size() == most && open_[i].bound > best.back().prediction.step_seconds &&
+          beaten(open_[i].bound, open_[i].memory)) {
+        reject(kBeaten);
+        continue;
       }
       RunConfig run = run_of(open_[i]);
       StepPrediction prediction = predictor_.predict(run, {.spans = false, .memory_limit = limit_});
@@ -269,14 +271,18 @@ class Search {
     }
   }
 
+  // Whether one that was walked is as fast and as small.
+  bool beaten(double seconds, double bytes) const {
+    return std::any_of(result_.pareto.begin(), result_.pareto.end(), [&](const PlanCandidate& other) {
+      return other.prediction.step_seconds <= seconds && other.prediction.memory().total() <= bytes;
+    });
+  }
+
   void keep(PlanCandidate candidate, std::size_t most) {
     const auto seconds = [](const PlanCandidate& c) { return c.prediction.step_seconds; };
     const auto bytes = [](const PlanCandidate& c) { return c.prediction.memory().total(); };
     auto& front = result_.pareto;
-    const bool beaten = std::any_of(front.begin(), front.end(), [&](const PlanCandidate& other) {
-      return seconds(other) <= seconds(candidate) && bytes(other) <= bytes(candidate);
-    });
-    if (!beaten) {
+    if (!beaten(seconds(candidate), bytes(candidate))) {
       std::erase_if(front, [&](const PlanCandidate& other) {
         return seconds(candidate) <= seconds(other) && bytes(candidate) <= bytes(other);
       });
@@ -313,7 +319,8 @@ class Search {
 }  // namespace
 
 const std::vector<std::string>& planned_schedules() {
-  static const std::vector<std::string> names = {"1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "dualpipe-v"};
+  static const std::vector<std::string> names = {"1f1b",  "interleaved-1f1b", "zb-h1", "zb-v", "v-half",
+                                                 "v-min", "dualpipe-v"};
   return names;
 }
 

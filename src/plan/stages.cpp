@@ -163,14 +163,6 @@ TracedPass without_chunks(const TracedPass& pass) {
   return whole;
 }
 
-TracedBlock without_chunks(const TracedBlock& head) {
-  TracedBlock whole = head;
-  for (TracedPass* pass : {&whole.forward, &whole.backward, &whole.input_gradient, &whole.weight_gradient}) {
-    *pass = without_chunks(*pass);
-  }
-  return whole;
-}
-
 }  // namespace
 
 ActionCost& ActionCost::operator+=(const ActionCost& other) {
@@ -210,15 +202,20 @@ double exposed(const Cluster& cluster, double communication, double compute) {
   return communication - hidden + cluster.stack.contention * hidden;
 }
 
+void merge_chunks(TracedBlock& head) {
+  for (TracedPass* pass : {&head.forward, &head.backward, &head.input_gradient, &head.weight_gradient}) {
+    *pass = without_chunks(*pass);
+  }
+}
+
 ModelPrice price_model(const Cluster& cluster, const RunConfig& run, const ModelConfig& model,
                        const ModelTrace& trace) {
   const Pricer pricer(cluster, run);
   ModelPrice price;
   price.embedding = pricer.price(trace.embedding);
   for (const TracedBlock& layer : trace.layers) price.layers.push_back(pricer.price(layer));
-  const bool at_once = cluster.stack.logits_bytes > 0;
-  price.head = pricer.price(at_once ? without_chunks(trace.head) : trace.head);
-  if (at_once) {
+  price.head = pricer.price(trace.head);
+  if (cluster.stack.logits_bytes > 0) {
     const double logits = static_cast<double>(run.micro_batch) * run.seq_len / run.grid.degree(Axis::cp) *
                           static_cast<double>(model.vocab) / run.grid.degree(Axis::tp);
     price.head.bytes.temporary = cluster.stack.logits_bytes * logits;

@@ -49,6 +49,9 @@ struct DataGroups {
 };
 DataGroups place_data_groups(const Cluster& cluster, const Grid& grid);
 
+/// The head as it is where all logits are made at once: kernels that do the same to chunks of the tokens become one.
+void merge_chunks(TracedBlock& head);
+
 /// Prices every block, with the gathers of ZeRO-3 and the reductions of ZeRO-2 and 3 that belong to a micro-batch.
 ModelPrice price_model(const Cluster& cluster, const RunConfig& run, const ModelConfig& model, const ModelTrace& trace);
 

@@ -140,7 +140,10 @@ void summarize(Validation& validation) {
       add(validation.step, run.error());
       add(validation.by_source[run.run.source], run.error());
     }
-    if (run.run.memory_bytes) add(validation.memory, run.memory_error());
+    if (run.run.memory_bytes) {
+      add(validation.memory, run.memory_error());
+      validation.memory_within += std::abs(run.memory_error()) <= kMemoryTolerance;
+    }
   }
   finish(validation.step);
   finish(validation.memory);

@@ -37,26 +37,31 @@ std::vector<std::string> gather_texts(RankContext& context, const std::string& t
 
 }  // namespace
 
-/// A copy of this rank's part, and the thread that writes it.
+/// A copy of this rank's part, and the thread that makes and writes it.
 struct CheckpointWriter::Background {
-  std::vector<float> numbers;
-  std::vector<SliceToWrite> slices;  // pointing into numbers
+  std::unique_ptr<float[]> numbers;  // not a vector: filling it with zeros first would cost as much as copying
+  std::int64_t room = 0;             // of numbers, in elements
+  OwnSlices own;                     // pointing into numbers, once copied
   CheckpointIndex part;
   std::exception_ptr fault;
+  std::atomic<bool> copied = false;  // or never to be: see fault
   std::atomic<bool> done = false;
   std::thread thread;
 
   ~Background() {
     if (thread.joinable()) thread.join();
   }
-  /// Copies, keeping the memory of an earlier copy.
-  void take(std::vector<SliceToWrite> from) {
-    slices = std::move(from);
+  /// Copies what the slices point to, keeping the memory of an earlier copy.
+  void copy() {
     std::int64_t total = 0;
-    for (const SliceToWrite& slice : slices) total += slice.slice.elements();
-    numbers.resize(static_cast<std::size_t>(total));
-    float* to = numbers.data();
-    for (SliceToWrite& slice : slices) {
+    for (const SliceToWrite& slice : own.slices) total += slice.slice.elements();
+    if (total > room) {
+      numbers.reset();
+      numbers = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(total));
+      room = total;
+    }
+    float* to = numbers.get();
+    for (SliceToWrite& slice : own.slices) {
       std::copy(slice.data, slice.data + slice.slice.elements(), to);
       slice.data = std::exchange(to, to + slice.slice.elements());
     }
@@ -104,17 +109,31 @@ void CheckpointWriter::save(const Position& position) {
   if (!run_.async_save) return commit(write(own.slices));
   if (!background_) background_ = std::make_unique<Background>();
   Background& job = *background_;
-  job.take(std::move(own.slices));
+  job.own = std::move(own);
+  job.copied = false;
   job.done = false;
   job.fault = nullptr;
   job.thread = std::thread([this, &job] {
+    const auto announce_copy = [&job] {
+      job.copied = true;
+      job.copied.notify_all();
+    };
     try {
-      job.part = write(job.slices);
+      job.copy();
+      announce_copy();
+      job.part = write(job.own.slices);
     } catch (...) {
       job.fault = std::current_exception();
+      announce_copy();
     }
     job.done = true;
   });
+}
+
+void CheckpointWriter::before_update() {
+  if (!in_flight_ || !background_) return;
+  background_->copied.wait(false);
+  background_->own.numbers.clear();
 }
 
 bool CheckpointWriter::writing() const {
@@ -122,6 +141,7 @@ bool CheckpointWriter::writing() const {
 }
 
 void CheckpointWriter::finish() {
+  if (removal_.valid()) removal_.get();
   if (!in_flight_) return;
   background_->thread.join();
   if (background_->fault) std::rethrow_exception(background_->fault);
@@ -155,7 +175,13 @@ void CheckpointWriter::commit(const CheckpointIndex& part) {
     const std::string path = (fs::path(folder_) / checkpoint_name(position.step)).string();
     replace_folder(temporary_folder(), path);
     switch_link((fs::path(folder_) / Checkpoint::kLatestName).string(), checkpoint_name(position.step));
-    remove_old(checkpoint_name(position.step));
+    const std::string latest = checkpoint_name(position.step);
+    if (run_.async_save) {
+      // The system takes a while to give back an old checkpoint's bytes: training need not wait for that.
+      removal_ = std::async(std::launch::async, [this, latest] { remove_old(latest); });
+    } else {
+      remove_old(latest);
+    }
     if (on_visible_) on_visible_(position, path);
   }
   // Nobody leaves, or saves again, before it is visible.
@@ -163,7 +189,8 @@ void CheckpointWriter::commit(const CheckpointIndex& part) {
   in_flight_.reset();
 }
 
-void CheckpointWriter::tidy() const {
+void CheckpointWriter::tidy() {
+  if (removal_.valid()) removal_.get();
   std::error_code none;
   const fs::path latest = fs::read_symlink(fs::path(folder_) / Checkpoint::kLatestName, none);
   if (context_.rank != 0 || none) return;

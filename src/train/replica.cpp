@@ -119,8 +119,9 @@ ExpertLoad Replica::collect_expert_load() {
   const std::int64_t all = run_.global_batch / run_.micro_batch;
   const std::int64_t experts = config_.experts;
   const std::int64_t slots = config_.layers * all;
-  const Tensor losses = device_.zeros({2, slots}, DType::float64, Category::workspace);
-  const Tensor tokens = device_.zeros({config_.layers, experts}, DType::int64, Category::workspace);
+  const Device host = device_.host();
+  const Tensor losses = host.zeros({2, slots}, DType::float64, Category::workspace);
+  const Tensor tokens = host.zeros({config_.layers, experts}, DType::int64, Category::workspace);
   for (const auto& stage : stages_) {
     for (int m = 0; m < micro_batches(); ++m) {
       for (const auto& [layer, report] : stage->routed(m)) {

@@ -171,6 +171,7 @@ class RankTrainer {
     metrics.grad_norm =
         gradient_norm(context_.device, replica_.parameters(), groups.axis(Axis::tp), groups.axis(Axis::pp));
     if (std::isfinite(metrics.grad_norm) && std::isfinite(replica_.loss().sum)) {
+      if (writer_) writer_->before_update();
       optimizer_.step(metrics.lr, clipping_factor(in_.run.optimizer.clip_grad, metrics.grad_norm));
     } else {
       ++skipped_steps_;
@@ -318,6 +319,9 @@ void collect(Problems& problems, F&& make) {
 void check_fabric(const RunConfig& run, const Fabric& fabric, Problems& problems) {
   problems.add_if(run.balance == Balance::measured && !fabric.gpus.empty(),
                   "--balance measured: its profile is the CPU's; with --device cuda use flops, or give --stage-layers");
+  problems.add_if(run.threads_per_rank > 1 && !fabric.gpus.empty(),
+                  fmt::format("--threads-per-rank {}: with --device cuda a rank computes on its GPU; leave it at 1",
+                              run.threads_per_rank));
   if (fabric.job == nullptr) return;
   const int made = fabric.job->processes() * fabric.ranks_per_process;
   if (made == run.grid.world()) return;
@@ -373,9 +377,11 @@ TrainResult train(const RunConfig& run, const ModelConfig& model, const TrainEve
   // What a killed run was writing or removing; on_start has seen to it that no other run uses the folder.
   if (first && !run.out.empty()) remove_partial_checkpoints(checkpoint_folder(run));
   TrainResult result;
-  const auto shared_limit = limit_of_process(fabric);
+  const int ranks_here = fabric.job == nullptr ? world : fabric.ranks_per_process;
+  const auto shared_limits = limits_of_process(fabric, ranks_here);
   const auto train_rank = [&](RankContext& context) {
-    context.device.account().set_limit(limit_of_rank(run, shared_limit));
+    context.device.account().set_limit(
+        limit_of_rank(run, shared_limits[static_cast<std::size_t>(context.rank % ranks_here)]));
     RankTrainer trainer(context, in);
     const TrainResult mine = trainer.run();
     if (context.rank == 0) result = mine;

@@ -123,9 +123,6 @@ TEST(Requests, WhatIsMissing) {
 TEST(Requests, GpuThatIsNotThere) {
   setenv("CUDA_VISIBLE_DEVICES", "", 1);
   expect_refused(request({"--device", "cuda", "--tp", "3"}), {"--device cuda: no GPU to use: ", "--tp 3: "});
-  const std::string tokens = kOracle + "/tokens.bin";
-  expect_refused({"train", "--model", CUBOID_TEST_DATA "/oracle/mixtral-tiny", "--data", tokens, "--device", "cuda"},
-                 {"--device cuda: no GPU to use: ", "--device cuda: the 4 experts of "});
   expect_refused({"bench", "step", "--device", "cuda", "--model", "gpt2", "--tp", "5"},
                  {"--device cuda: no GPU to use: ", "--tp 5: "});
   for (const char* kind : {"gemm", "comm"})

@@ -355,7 +355,7 @@ TEST(Presets, HaveThePublishedParameterTotals) {
       {"qwen3-14b", 14'768'307'200},    {"qwen3-32b", 32'762'123'264},
       {"llama3-8b", 8'030'261'248},     {"llama3.1-8b", 8'030'261'248},
       {"llama3.1-70b", 70'553'706'496}, {"llama3.2-1b", 1'235'814'400},
-      {"mixtral-8x7b", 46'702'792'704},
+      {"mixtral-8x7b", 46'702'792'704}, {"gpt-1t", 1'008'038'758'400},
   };
   for (const auto& [name, total] : totals) EXPECT_EQ(parameters(load_model(name)), total) << name;
 }

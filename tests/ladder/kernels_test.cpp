@@ -15,7 +15,8 @@ INSTANTIATE_TEST_SUITE_P(Ladder, OfType, testing::Values(DType::float32, DType::
                          [](const auto& type) { return std::string(name_of(type.param)); });
 
 TEST_P(OfType, Norms) {
-  for (const std::int64_t n : {37, 2311}) {
+  for (const std::int64_t n :
+       {37, 48, 2312}) {  // moved element by element, and 16 bytes at a time by a warp and a block
     expect_same_on_both("layer_norm", 64, [&](const Place& p) {
       const std::int64_t rows = 141;  // more than one segment of a weight gradient
       const Tensor x = p.normals("x", {rows, n}, type());
@@ -50,37 +51,39 @@ TEST_P(OfType, Norms) {
 }
 
 TEST_P(OfType, Elementwise) {
-  const Shape shape = {7, 3, 31};
-  const Shape wide = {7, 3, 62};
-  const Dropout mask{.p = 0.3, .key = 99, .first_sample = 5, .first_row = 11};
-  expect_same_on_both("elementwise", 4, [&](const Place& p) {
-    const Tensor x = p.normals("x", shape, type(), 3);
-    const Tensor dy = p.normals("dy", shape, type());
-    const Tensor pairs = p.normals("pairs", wide, type(), 2);
-    std::vector<Tensor> made;
-    const auto out = [&](const Shape& of) -> const Tensor& { return made.emplace_back(p.empty(of, type())); };
-    gelu(p.device, x, out(shape));
-    gelu_gradient(p.device, dy, x, out(shape));
-    swiglu(p.device, pairs, out(shape));
-    swiglu_gradient(p.device, dy, pairs, out(wide));
-    geglu(p.device, pairs, out(shape));
-    geglu_gradient(p.device, dy, pairs, out(wide));
-    add(p.device, x, dy, out(shape));
-    add_bias(p.device, x, p.normals("bias", {31}, type()), out(shape));
-    dropout(p.device, x, mask, out(shape));
-    dropout_add(p.device, x, dy, mask, out(shape));
-    dropout(p.device, x, {}, out(shape));
-    dropout_add(p.device, x, dy, {}, out(shape));
-    scale(p.device, made.front(), 0.7);
-    made.push_back(p.empty(shape));
-    convert(p.device, x, made.back());
-    const Tensor back = p.empty(shape, type());
-    convert(p.device, made.back(), back);
-    made.push_back(back);
-    const std::vector<float> numbers(7 * 3 * 31, 1.0F / 3);
-    convert(p.device, numbers.data(), out(shape));
-    return made;
-  });
+  for (const std::int64_t n : {31, 40}) {  // rows that are accessed element by element, and 16 bytes at a time
+    const Shape shape = {7, 3, n};
+    const Shape wide = {7, 3, 2 * n};
+    const Dropout mask{.p = 0.3, .key = 99, .first_sample = 5, .first_row = 11};
+    expect_same_on_both("elementwise", 4, [&](const Place& p) {
+      const Tensor x = p.normals("x", shape, type(), 3);
+      const Tensor dy = p.normals("dy", shape, type());
+      const Tensor pairs = p.normals("pairs", wide, type(), 2);
+      std::vector<Tensor> made;
+      const auto out = [&](const Shape& of) -> const Tensor& { return made.emplace_back(p.empty(of, type())); };
+      gelu(p.device, x, out(shape));
+      gelu_gradient(p.device, dy, x, out(shape));
+      swiglu(p.device, pairs, out(shape));
+      swiglu_gradient(p.device, dy, pairs, out(wide));
+      geglu(p.device, pairs, out(shape));
+      geglu_gradient(p.device, dy, pairs, out(wide));
+      add(p.device, x, dy, out(shape));
+      add_bias(p.device, x, p.normals("bias", {n}, type()), out(shape));
+      dropout(p.device, x, mask, out(shape));
+      dropout_add(p.device, x, dy, mask, out(shape));
+      dropout(p.device, x, {}, out(shape));
+      dropout_add(p.device, x, dy, {}, out(shape));
+      scale(p.device, made.front(), 0.7);
+      made.push_back(p.empty(shape));
+      convert(p.device, x, made.back());
+      const Tensor back = p.empty(shape, type());
+      convert(p.device, made.back(), back);
+      made.push_back(back);
+      const std::vector<float> numbers(static_cast<std::size_t>(7 * 3 * n), 1.0F / 3);
+      convert(p.device, numbers.data(), out(shape));
+      return made;
+    });
+  }
 }
 
 TEST_P(OfType, MatrixProducts) {
@@ -177,20 +180,21 @@ TEST_P(OfType, NormsOfHeads) {
 TEST_P(OfType, EmbeddingsAndCrossEntropy) {
   const std::int64_t T = 9;
   const std::int64_t B = 5;
-  const std::int64_t C = 35;
   const std::int64_t V = 83;
-  expect_same_on_both("embeddings", 16, [&](const Place& p) {
-    const Tensor tokens = p.ids("tokens", {T, B}, 2 * V);  // half of them are held elsewhere
-    const Tensor y = p.empty({T, B, C}, type());
-    embedding(p.device, tokens, p.normals("table", {V, C}, type()), 40, y);
-    add_positions(p.device, y, p.normals("positions", {T + 4, C}, type()), 3);
-    const Tensor dy = p.normals("dy", {T, B, C}, type());
-    const Tensor dtable = p.normals("dtable", {V, C});
-    const Tensor dpositions = p.normals("dpositions", {T + 4, C});
-    embedding_gradient(p.device, tokens, dy, 40, dtable);
-    add_positions_gradient(p.device, dy, 3, dpositions);
-    return std::vector<Tensor>{y, dtable, dpositions};
-  });
+  for (const std::int64_t C : {35, 48}) {
+    expect_same_on_both("embeddings", 16, [&](const Place& p) {
+      const Tensor tokens = p.ids("tokens", {T, B}, 2 * V);  // half of them are held elsewhere
+      const Tensor y = p.empty({T, B, C}, type());
+      embedding(p.device, tokens, p.normals("table", {V, C}, type()), 40, y);
+      add_positions(p.device, y, p.normals("positions", {T + 4, C}, type()), 3);
+      const Tensor dy = p.normals("dy", {T, B, C}, type());
+      const Tensor dtable = p.normals("dtable", {V, C});
+      const Tensor dpositions = p.normals("dpositions", {T + 4, C});
+      embedding_gradient(p.device, tokens, dy, 40, dtable);
+      add_positions_gradient(p.device, dy, 3, dpositions);
+      return std::vector<Tensor>{y, dtable, dpositions};
+    });
+  }
   for (const std::int64_t vocab : {V, std::int64_t{2503}}) {
     expect_same_on_both("cross-entropy", 64, [&](const Place& p) {
       const std::int64_t N = T * B;
@@ -212,6 +216,53 @@ TEST_P(OfType, EmbeddingsAndCrossEntropy) {
       return std::vector<Tensor>{row_max, row_sum, target_logit, rescaled, losses, dlogits};
     });
   }
+}
+
+TEST_P(OfType, MovesRowsOfExperts) {
+  const std::int64_t N = 211;
+  const std::int64_t E = 7;
+  const std::int64_t k = 3;
+  for (const std::int64_t C : {45, 56}) {
+    expect_same_on_both("experts", 16, [&](const Place& p) {
+      const Tensor logits = p.normals("logits", {N, E}, DType::float32, 2);
+      const Tensor probabilities = p.empty({N, E});
+      const Tensor experts = p.empty({N, k}, DType::int32);
+      const Tensor weights = p.empty({N, k});
+      const Tensor log_sum = p.empty({N});
+      route(p.device, logits, probabilities, experts, weights, log_sum);
+      const Tensor dlogits = p.empty({N, E});
+      route_gradient(p.device, p.normals("dweights", {N, k}), probabilities, experts, weights, log_sum,
+                     p.normals("slope", {E}), 0.03, dlogits);
+      const Tensor slot = p.empty({N, k}, DType::int32);
+      const Tensor source = p.empty({N * k}, DType::int32);
+      const Tensor totals = Device().empty({E + 2}, DType::int64);  // two experts that nobody chooses
+      const auto tokens = sort_by_expert(p.device, experts, E + 2, slot, source);
+      std::copy(tokens.begin(), tokens.end(), totals.data<std::int64_t>());
+      const Tensor rows = p.empty({N * k, C}, type());
+      gather_rows(p.device, p.normals("x", {N, C}, type()), source, rows);
+      const Tensor y = p.empty({N, C}, type());
+      const Tensor sum = p.empty({N, C}, type());
+      combine_rows(p.device, rows, slot, weights, y);
+      combine_rows(p.device, rows, slot, {}, sum);
+      const Tensor dy = p.normals("dy", {N, C}, type());
+      std::vector<Tensor> made{
+          probabilities, experts, weights, log_sum, dlogits, slot, source, p.device.to_device(totals), rows, y, sum};
+      for (const Tensor& of : {rows, p.normals("wide", {N * k, C})}) {
+        made.push_back(p.empty({N * k, C}, type()));
+        made.push_back(p.empty({N, k}));
+        combine_rows_gradient(p.device, dy, of, slot, weights, made[made.size() - 2], made.back());
+      }
+      return made;
+    });
+  }
+}
+
+TEST(Experts, ACopyForNoExpertIsFound) {
+  const Place p{gpu()};
+  const Tensor experts = p.ids("experts", {600, 1}, 5);
+  const Tensor slot = p.empty({600}, DType::int32);
+  const Tensor source = p.empty({600}, DType::int32);
+  EXPECT_THROW(sort_by_expert(gpu(), experts, 4, slot, source), std::logic_error);
 }
 
 TEST(Optimizer, StepsAndSquares) {

@@ -168,9 +168,9 @@ TEST(CollectiveCost, BusBandwidthIsThatOfThePreset) {
 
 TEST(TransferCost, CrossesTheOutermostLevelThatStagesLieOn) {
   const Cluster cluster = round_cluster();
-  EXPECT_EQ(transfer_seconds(cluster, grid(2, 1, 4), 1e6), 0);
-  EXPECT_DOUBLE_EQ(transfer_seconds(cluster, grid(2, 2, 1), 1e6), 1e-6 + 1e6 / 1e10);
-  EXPECT_DOUBLE_EQ(transfer_seconds(cluster, grid(4, 3, 1), 1e6), 1e-5 + 1e6 / 0.5e9);
+  EXPECT_EQ(transfer_seconds(cluster, place_group(cluster, grid(2, 1, 4), {Axis::pp}), 1e6), 0);
+  EXPECT_DOUBLE_EQ(transfer_seconds(cluster, place_group(cluster, grid(2, 2, 1), {Axis::pp}), 1e6), 1e-6 + 1e6 / 1e10);
+  EXPECT_DOUBLE_EQ(transfer_seconds(cluster, place_group(cluster, grid(4, 3, 1), {Axis::pp}), 1e6), 1e-5 + 1e6 / 0.5e9);
 }
 
 }  // namespace

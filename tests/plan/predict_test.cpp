@@ -2,6 +2,7 @@
 // makes the model worse is seen.
 #include "cuboid/plan/predict.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 
@@ -154,9 +155,17 @@ TEST(PublishedRuns, ModelIsAsAccurateAsItIsSaidToBe) {
       EXPECT_LT(summary.mean, 0.08) << source;
     }
   }
-  EXPECT_LT(v.memory.mean, 0.06);
+  EXPECT_LT(v.memory.mean, 0.045);
+  EXPECT_GE(v.memory_within, 98);
   EXPECT_EQ(v.called_infeasible, v.out_of_memory);
-  EXPECT_GT(v.mean_spearman, 0.77);
+  EXPECT_GE(v.mean_spearman, 0.9);
+  EXPECT_GE(std::count_if(v.sweeps.begin(), v.sweeps.end(), [](const Sweep& s) { return s.best_ranked <= 3; }), 15);
+  // No run is off by more than 20 % without a written reason.
+  for (const ValidatedRun& run : v.runs) {
+    if (run.run.step_seconds && std::abs(run.error()) > 0.2) {
+      EXPECT_NE(run.run.note, "") << run.run.id;
+    }
+  }
   EXPECT_NE(draw_validation_svg(v).find("353 published runs"), std::string::npos);
 }
 

@@ -44,6 +44,8 @@ TEST(Search, PruningLosesNothing) {
         EXPECT_EQ(pruned.best[i].prediction.step_seconds, all.best[i].prediction.step_seconds) << model << " " << i;
       }
       EXPECT_EQ(pruned.best.front().run, all.best.front().run) << model;
+      ASSERT_EQ(pruned.pareto.size(), all.pareto.size()) << model;
+      for (std::size_t i = 0; i < all.pareto.size(); ++i) EXPECT_EQ(pruned.pareto[i].run, all.pareto[i].run) << i;
       EXPECT_LT(pruned.feasible, all.feasible / 2) << model << ": nothing was pruned";
       EXPECT_EQ(pruned.searched, all.searched) << model;
     }
@@ -76,6 +78,41 @@ TEST(Search, SplitsExpertsOverRanks) {
                           [](const PlanCandidate& c) { return c.run.grid.degree(Axis::ep) > 1; }));
   EXPECT_GT(result.rejected.at("expert degree: does not divide the experts"), 0);
   EXPECT_EQ(result.searched, result.feasible + sum_of_rejected(result));
+}
+
+// Activations that a schedule holds are counted in its rows for a few numbers of micro-batches, and for all others the
+// next smaller one counts.
+TEST(Bounds, OfMemoryAreBelowWhatIsFoundForAnyNumberOfMicroBatches) {
+  ModelConfig model = load_model("gpt2");
+  Predictor predictor(model, load_cluster("dgx-a100"));
+  int compared = 0;
+  int exact = 0;
+  for (const std::string& schedule : schedule_names()) {
+    for (const int ranks : {2, 3, 5}) {
+      const int fewest = fewest_micro_batches(schedule, ranks);
+      for (int micro_batches = fewest; micro_batches < fewest + 13; ++micro_batches) {
+        for (const Recompute recompute : {Recompute::none, Recompute::full}) {
+          RunConfig run;
+          run.model = "gpt2";
+          run.grid = Grid({{1, 1, 1, 1, ranks}}, Grid::kDefaultOrder);
+          run.schedule = schedule;
+          run.virtual_stages = default_virtual_stages(schedule);
+          run.recompute = recompute;
+          run.micro_batch = 2;
+          run.global_batch = 2 * micro_batches;
+          run.seq_len = 256;
+          run.dtype = DType::bfloat16;
+          const StepBound bound = predictor.bound(run);
+          const double found = predictor.predict(run).memory().total();
+          EXPECT_LE(bound.memory_bytes, found * (1 + 1e-12)) << schedule << " on " << ranks << ": " << micro_batches;
+          EXPECT_GT(bound.memory_bytes, 0.7 * found) << schedule << " on " << ranks << ": " << micro_batches;
+          exact += bound.memory_bytes > found * (1 - 1e-12);
+          ++compared;
+        }
+      }
+    }
+  }
+  EXPECT_GT(exact, compared / 3);
 }
 
 // A bound that is not below what it bounds would lose candidates without a word.

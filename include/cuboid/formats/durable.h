@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -27,6 +28,8 @@ class AtomicFile {
   std::string path_;
   std::string temporary_;
   int fd_ = -1;
+  std::uint64_t written_ = 0;
+  std::uint64_t started_ = 0;  // of written_, that the disk has been told to begin with
   bool committed_ = false;
 };
 

@@ -53,7 +53,8 @@ double collective_seconds(const Cluster& cluster, const GroupPlacement& group, T
                           double bytes);
 
 /// Seconds from a pipeline stage to the next, the slowest of them: latency and bytes over the device's share of links.
-double transfer_seconds(const Cluster& cluster, const Grid& grid, double bytes);
+/// @param stages  the pipeline group
+double transfer_seconds(const Cluster& cluster, const GroupPlacement& stages, double bytes);
 
 /// Seconds of a pass over a block on one rank.
 struct PassCost {

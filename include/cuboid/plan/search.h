@@ -19,15 +19,14 @@ struct PlanRequest {
   DType dtype = DType::bfloat16;
   double memory_limit = 0;                      ///< bytes a device; 0: the cluster's
   int top = 10;                                 ///< candidates kept
-  bool exhaustive = false;                      ///< walk every candidate that fits: slow, and finds nothing better
+  bool exhaustive = false;                      ///< walk every candidate that fits: slow, and finds the same
   std::vector<std::string> schedules;           ///< allowed; empty: the planner's own list (planned_schedules)
   std::vector<int> zero_stages = {0, 1, 2, 3};  ///< allowed
   int largest_zero_with_pipeline = 3;           ///< with pp > 1
   int largest_ep = 1 << 20;                     ///< most ranks over which experts are split; 1: every rank keeps all
 };
 
-/// Named schedules that a search tries where nothing else is asked for: not those that another one always beats, nor
-/// those that buy memory with a longer bubble (v-half, v-min), since recomputation is cheaper.
+/// Named schedules that a search tries where nothing else is asked for: not those that another one always beats.
 const std::vector<std::string>& planned_schedules();
 
 struct PlanCandidate {
@@ -37,7 +36,7 @@ struct PlanCandidate {
 
 struct PlanResult {
   std::vector<PlanCandidate> best;    ///< fastest first; empty if nothing is feasible
-  std::vector<PlanCandidate> pareto;  ///< of the walked: none else is both faster and smaller; fastest first
+  std::vector<PlanCandidate> pareto;  ///< of all: none else is both faster and smaller; fastest first
   std::int64_t searched = 0;          ///< feasible + all rejected; a grid that no setting can save counts once
   std::int64_t feasible = 0;          ///< walked, and fits
   std::map<std::string, std::int64_t> rejected;  ///< by reason
@@ -45,7 +44,7 @@ struct PlanResult {
   std::string explanation;                       ///< why the best is the best, or why there is none; one paragraph
 };
 
-/// The same result, order included, for the same request. With `exhaustive` the best are the same.
+/// The same result, order included, for the same request. With `exhaustive` best and pareto are the same.
 /// @throws Error{request} with all reasons for a request that no cluster could meet: more devices than it has, numbers
 ///         below 1, a sequence longer than the model's positions
 PlanResult search_plans(Predictor& predictor, const PlanRequest& request);

@@ -42,10 +42,13 @@ struct Sweep {
   int best_ranked = 0;  ///< place, from 1, of the measured best among the predictions
 };
 
+constexpr double kMemoryTolerance = 0.08;
+
 struct Validation {
   std::vector<ValidatedRun> runs;
   ErrorSummary step;
   ErrorSummary memory;
+  int memory_within = 0;                          ///< runs whose memory is off by at most kMemoryTolerance
   std::map<std::string, ErrorSummary> by_source;  ///< of steps
   std::vector<Sweep> sweeps;                      ///< of 3 runs or more
   double mean_spearman = 0;

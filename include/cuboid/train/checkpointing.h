@@ -4,6 +4,7 @@
 
 #include <exception>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -55,9 +56,13 @@ class CheckpointWriter {
                    std::function<void(const Position&, const std::string&)> on_visible);
   ~CheckpointWriter();
 
-  /// Saves. In the background (async_save) it copies this rank's part and returns; one checkpoint is in flight at most,
-  /// an earlier one is finished first.
+  /// Saves. In the background (async_save) it begins to copy this rank's part and returns; one checkpoint is in flight
+  /// at most, an earlier one is finished first. @pre in the background: before_update() is called before weights or
+  /// moments change
   void save(const Position& position);
+  /// Waits until what is saved in the background has been copied, which goes on beside forward and backward passes. Not
+  /// collective.
+  void before_update();
   /// True while this rank's background write goes on. Not collective.
   bool writing() const;
   /// True from a background save until finish().
@@ -66,7 +71,7 @@ class CheckpointWriter {
   void finish();
   /// At the end of a run: removes what runs that were killed between two removals have left, as saving would.
   /// @pre nothing is in flight
-  void tidy() const;
+  void tidy();
 
  private:
   struct Background;
@@ -86,6 +91,7 @@ class CheckpointWriter {
   std::optional<Position> in_flight_;
   int optimizer_steps_ = 0;  // at the checkpoint in flight
   std::unique_ptr<Background> background_;
+  std::future<void> removal_;  // of old checkpoints, after a background save
 };
 
 }  // namespace cuboid

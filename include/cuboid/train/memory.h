@@ -15,15 +15,17 @@ namespace cuboid {
 /// the byte, from the layout that they are allocated by. Activations, messages and workspaces come on top.
 std::vector<MemoryUse> kept_memory(const RunConfig& run, const ModelConfig& model, const PipelineLayout& layout);
 
-/// Whether what the ranks keep fits: in --memory-limit each, or without it all that share this machine in what it has.
-/// A reason comes with the table of all ranks.
+/// Whether what the ranks keep fits: in --memory-limit each, or without it all that share this machine or a GPU in what
+/// it has. A reason comes with the table of all ranks.
 void check_memory(const RunConfig& run, const ModelConfig& model, const PipelineLayout& layout, const Fabric& fabric,
                   Problems& problems);
 
-/// A rank's limit while it runs: its own with --memory-limit; without it, `shared`, that of all ranks of this process.
+/// A rank's limit while it runs: its own with --memory-limit; without it, `shared`, that of all that share its memory.
 std::shared_ptr<MemoryLimit> limit_of_rank(const RunConfig& run, const std::shared_ptr<MemoryLimit>& shared);
-/// What the ranks of this process may take together: nine tenths of what the machine has available now, split evenly
-/// over the job's processes on this host. The rest is for what is not counted: data, oneDNN, the C++ library's heap.
-std::shared_ptr<MemoryLimit> limit_of_process(const Fabric& fabric);
+/// What the `ranks` of this process may take, by rank of the process; ranks with the same limit take it together.
+/// On the CPU: nine tenths of what the machine has available now, split evenly over the job's processes on this host.
+/// The rest is for what is not counted: data, oneDNN, the C++ library's heap. On GPUs: nine tenths of each GPU's
+/// memory; the rest is for CUDA's own, NCCL's buffers and blocks kept for reuse.
+std::vector<std::shared_ptr<MemoryLimit>> limits_of_process(const Fabric& fabric, int ranks);
 
 }  // namespace cuboid

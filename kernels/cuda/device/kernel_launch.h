@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/body/lanes.h"
+#include "kernels/cuda/packs.h"
 #include "runtime/cuda/check.h"
 
 namespace cuboid::kernels::cuda {
@@ -127,11 +128,45 @@ __global__ void __launch_bounds__(kBlock) run_rows(std::int64_t rows, int width,
   }
 }
 
+template <typename Row, typename... Arguments>
+__global__ void __launch_bounds__(kBlock) run_rows_of(std::int64_t rows, int width, Row row, Arguments... a) {
+  __shared__ double scratch[kBlock / RowLanes::kWarp];
+  const int groups = kBlock / width;
+  const int group = static_cast<int>(threadIdx.x) / width;
+  const RowLanes lanes(static_cast<int>(threadIdx.x) % width, width, scratch);
+  for (std::int64_t r = std::int64_t{blockIdx.x} * groups + group; r < rows; r += std::int64_t{gridDim.x} * groups) {
+    row(lanes, r, (a.at + r * a.stride)...);
+  }
+}
+
+template <typename Row, typename... Arguments>
+__global__ void __launch_bounds__(kBlock)
+    run_staged_rows(std::int64_t rows, std::int64_t n, int width, Row row, Arguments... a) {
+  extern __shared__ uint4 staged[];
+  __shared__ double scratch[kBlock / RowLanes::kWarp];
+  const int groups = static_cast<int>(blockDim.x) / width;
+  const int group = static_cast<int>(threadIdx.x) / width;
+  const RowLanes lanes(static_cast<int>(threadIdx.x) % width, width, scratch);
+  std::byte* const memory = reinterpret_cast<std::byte*>(staged) + group * staged_bytes<Arguments...>(n);
+  for (std::int64_t r = std::int64_t{blockIdx.x} * groups + group; r < rows; r += std::int64_t{gridDim.x} * groups) {
+    run_staged(lanes, n, r, memory, row, a...);
+  }
+}
+
 template <typename Element>
 __global__ void __launch_bounds__(kBlock) run_elements(std::int64_t n, Element element) {
 #pragma unroll 4
   for (std::int64_t i = std::int64_t{blockIdx.x} * kBlock + threadIdx.x; i < n; i += std::int64_t{gridDim.x} * kBlock) {
     element(i);
+  }
+}
+
+template <int V, typename F, typename... Arguments>
+__global__ void __launch_bounds__(kBlock)
+    run_packs(std::int64_t items, std::int64_t rows, std::int64_t n, F f, Arguments... a) {
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kBlock + threadIdx.x; i < items;
+       i += std::int64_t{gridDim.x} * kBlock) {
+    map_item<V>(f, i, rows, n, a...);
   }
 }
 
@@ -145,6 +180,27 @@ void launch_rows(cudaStream_t stream, std::int64_t rows, std::int64_t length, Ro
   CUBOID_CUDA(cudaGetLastError());
 }
 
+/// row(lanes, r, pointers to row r of each argument…) for r in [0, rows), rows of n elements.
+template <typename Row, typename... Arguments>
+void launch_rows_of(cudaStream_t stream, std::int64_t rows, std::int64_t n, Row row, Arguments... a) {
+  const int width = n <= kWarpRow ? RowLanes::kWarp : kBlock;
+  const std::int64_t blocks = std::min(kMostBlocks, (rows * width + kBlock - 1) / kBlock);
+  run_rows_of<<<static_cast<unsigned>(blocks), kBlock, 0, stream>>>(rows, width, row, a...);
+  CUBOID_CUDA(cudaGetLastError());
+}
+
+/// The same on copies in shared memory. @pre staged_bytes of a row are at most kMostStaged
+template <typename Row, typename... Arguments>
+void launch_staged_rows(cudaStream_t stream, std::int64_t rows, std::int64_t n, Row row, Arguments... a) {
+  const std::int64_t bytes = staged_bytes<Arguments...>(n);
+  const int width = n <= kWarpRow ? RowLanes::kWarp : kBlock;
+  const std::int64_t groups = std::min<std::int64_t>(kBlock / width, kMostStaged / bytes);
+  const std::int64_t blocks = std::min(kMostBlocks, (rows + groups - 1) / groups);
+  run_staged_rows<<<static_cast<unsigned>(blocks), static_cast<unsigned>(groups * width),
+                    static_cast<std::size_t>(groups * bytes), stream>>>(rows, n, width, row, a...);
+  CUBOID_CUDA(cudaGetLastError());
+}
+
 /// element(i) for i in [0, n).
 template <typename Element>
 void launch_elements(cudaStream_t stream, std::int64_t n, Element element) {
@@ -152,6 +208,15 @@ void launch_elements(cudaStream_t stream, std::int64_t n, Element element) {
   // Four elements a thread: enough loads in flight, and few enough blocks.
   const std::int64_t blocks = std::min(kMostBlocks, (n + 4 * kBlock - 1) / (4 * kBlock));
   run_elements<<<static_cast<unsigned>(blocks), kBlock, 0, stream>>>(n, element);
+  CUBOID_CUDA(cudaGetLastError());
+}
+
+/// map_item for all items of rows of n elements.
+template <int V, typename F, typename... Arguments>
+void launch_packs(cudaStream_t stream, std::int64_t rows, std::int64_t n, F f, Arguments... a) {
+  const std::int64_t items = rows * (n / V + n % V);
+  const std::int64_t blocks = std::min(kMostBlocks, (items + kBlock - 1) / kBlock);
+  run_packs<V><<<static_cast<unsigned>(blocks), kBlock, 0, stream>>>(items, rows, n, f, a...);
   CUBOID_CUDA(cudaGetLastError());
 }
 

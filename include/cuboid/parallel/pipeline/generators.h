@@ -32,11 +32,15 @@ struct RowRequest {
 /// A pure function. A stage's B (or W) must ascend in micro-batches: sums are then the same under every schedule.
 using RowGenerator = std::function<std::vector<Action>(const RowRequest&)>;
 /// Adds a schedule: from then on every command knows it by this name, and what it makes is verified like a file's.
+/// The planner takes it that with more micro-batches no rank holds fewer at its peak.
 /// Before ranks start: not thread safe. @throws std::logic_error if the name is taken
 void register_schedule(const std::string& name, int virtual_stages, RowGenerator row);
 
 /// v when it is not given. @throws Error{request} for an unknown name, with the nearest known one
 int default_virtual_stages(std::string_view name);
+
+/// Fewest micro-batches a step that it is defined for on so many ranks. @throws as default_virtual_stages
+int fewest_micro_batches(std::string_view name, int ranks);
 
 /// The compute-only schedule: every stage's weight gradients (B or W) in ascending micro-batch order.
 /// Placement: stage s on rank s mod p (loop), or for zb-v, v-half, v-min and dualpipe-v stages r and 2p-1-r on rank r
