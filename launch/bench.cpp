@@ -50,6 +50,12 @@ void choose_gpus(BenchRanks& where, int world, Problems& problems) {
   }
 }
 
+void check_threads(DeviceChoice device, int threads_per_rank, Problems& problems) {
+  problems.add_if(device == DeviceChoice::cuda && threads_per_rank > 1,
+                  fmt::format("--threads-per-rank {}: with --device cuda a rank computes on its GPU; leave it at 1",
+                              threads_per_rank));
+}
+
 std::vector<std::string> hosts_of_ranks(int world, const BenchRanks& where) {
   std::vector<std::string> hosts;
   if (Processes* all = job()) {

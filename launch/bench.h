@@ -34,6 +34,9 @@ void add_ranks_flags(Flags& flags, BenchRanks& where);
 /// Sets where.gpus by where.device. A request that cannot be met goes to problems.
 void choose_gpus(BenchRanks& where, int world, Problems& problems);
 
+/// As train: ranks on GPUs have no use for threads.
+void check_threads(DeviceChoice device, int threads_per_rank, Problems& problems);
+
 /// Host of every rank of a world of this size. @throws Error{request} if a job's processes are not as many as needed
 std::vector<std::string> hosts_of_ranks(int world, const BenchRanks& where);
 /// Runs a body on every rank, as threads here or over the job.

@@ -151,6 +151,7 @@ int bench_gemm(const Arguments& arguments) {
     problems.add_if(request.model.empty() && flags.value_of(name).has_value(),
                     fmt::format("--{}: says nothing without --model", name));
   }
+  check_threads(request.device, request.threads, problems);
   problems.throw_if_any();
   const std::vector<int> gpus = choose_gpus(request.device, 1, nullptr, 1);
   const Device device = gpus.empty() ? Device() : Device::cuda(gpus.front());

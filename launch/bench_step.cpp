@@ -194,6 +194,7 @@ int bench_step(const Arguments& arguments) {
   problems.throw_if_any();
   const ModelConfig model = load_model(request.bench.run.model);
   const RunConfig run = checked_run(request.bench, model, problems);
+  check_threads(request.where.device, run.threads_per_rank, problems);
   choose_gpus(request.where, run.grid.world(), problems);
   problems.throw_if_any();
   hosts_of_ranks(run.grid.world(), request.where);
