@@ -94,8 +94,9 @@ CUBOID_HD void map_item(const F& f, std::int64_t i, std::int64_t rows, std::int6
 
 // ---------------------------------------------------------------- whole rows
 
-/// Most bytes of a row's arguments that are copied to memory next to the lanes (a block's shared memory).
-inline constexpr std::int64_t kMostStaged = 48 << 10;
+/// Most bytes of a row's arguments that are copied to memory next to the lanes: a block's 48 KiB of shared memory, but
+/// for what its sums take.
+inline constexpr std::int64_t kMostStaged = 47 << 10;
 
 template <typename... Arguments>
 CUBOID_HD constexpr std::int64_t staged_bytes(std::int64_t n) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -10,10 +11,10 @@
 #include "cuboid/core/units.h"
 #include "cuboid/models/registry.h"
 #include "cuboid/parallel/pipeline/auto_schedule.h"
-#include "cuboid/parallel/pipeline/balance.h"
 #include "cuboid/parallel/pipeline/generators.h"
 #include "cuboid/parallel/pipeline/select.h"
 
+#include "pipeline_shape.h"
 #include "stages.h"
 
 namespace cuboid {
@@ -21,7 +22,12 @@ namespace {
 
 using plan::ActionCost;
 using plan::BlockPrice;
+using plan::Held;
 using plan::ModelPrice;
+using plan::MostHeld;
+using plan::ScheduleShape;
+using plan::StageMap;
+using plan::Stages;
 using Operation = TracedCommunication::Operation;
 
 std::size_t at(int i) {
@@ -35,11 +41,6 @@ TraceOptions traced_options(const RunConfig& run, const SoftwareStack& stack) {
   // Nor is a split context: a part of it is traced, and split_context adds what the parts exchange.
   options.seq_len = run.seq_len / options.cp;
   return options;
-}
-
-bool splits_backward(const Schedule& schedule) {
-  const auto& row = schedule.rows.front();
-  return std::any_of(row.begin(), row.end(), [](const Action& a) { return a.kind == ActionKind::weight_gradient; });
 }
 
 const ActionCost& cost_of(const BlockPrice& stage, ActionKind kind) {
@@ -66,108 +67,6 @@ struct Placed {
   GroupPlacement stages = {};  // of a pipeline
 };
 
-// Which rank has which stages.
-struct StageMap {
-  std::vector<int> rank_of_stage;
-  std::vector<std::vector<int>> stages_of_rank;
-
-  StageMap() = default;
-  explicit StageMap(std::vector<int> ranks) : rank_of_stage(std::move(ranks)) {
-    stages_of_rank.resize(1 + at(*std::max_element(rank_of_stage.begin(), rank_of_stage.end())));
-    for (std::size_t s = 0; s < rank_of_stage.size(); ++s) {
-      stages_of_rank[at(rank_of_stage[s])].push_back(static_cast<int>(s));
-    }
-  }
-  // Of each stage: whether its input comes from another rank.
-  std::vector<bool> remote() const {
-    std::vector<bool> remote(rank_of_stage.size());
-    for (std::size_t s = 1; s < remote.size(); ++s) remote[s] = rank_of_stage[s - 1] != rank_of_stage[s];
-    return remote;
-  }
-};
-
-// The stages of a pipeline, of which few differ.
-struct Stages {
-  struct Neighbours {
-    bool before = false, after = false;  // on another rank
-    friend bool operator==(const Neighbours&, const Neighbours&) = default;
-  };
-  std::vector<int> layers;  // of each stage
-  std::vector<int> kind;    // of each stage: an index into the others
-  std::vector<BlockPrice> prices;
-  std::vector<Neighbours> neighbours;
-  std::vector<int> ends;  // first and last of every row of ranks whose stages are of the same kinds
-
-  void find_ends(const StageMap& map) {
-    const auto ranks = static_cast<int>(map.stages_of_rank.size());
-    const auto alike = [&](int a, int b) {
-      return std::equal(map.stages_of_rank[at(a)].begin(), map.stages_of_rank[at(a)].end(),
-                        map.stages_of_rank[at(b)].begin(), [&](int x, int y) { return kind[at(x)] == kind[at(y)]; });
-    };
-    for (int rank = 0; rank < ranks; ++rank) {
-      if (rank == 0 || rank + 1 == ranks || !alike(rank - 1, rank) || !alike(rank, rank + 1)) ends.push_back(rank);
-    }
-  }
-
-  int count() const { return static_cast<int>(kind.size()); }
-  const BlockPrice& operator[](int stage) const { return prices[at(kind[at(stage)])]; }
-};
-
-// Micro-batches of one stage that a rank holds at one time.
-struct Held {
-  int whole = 0;        // between F and B or I
-  int for_weights = 0;  // between I and W
-
-  void add(ActionKind kind) {
-    if (kind == ActionKind::forward) ++whole;
-    if (kind == ActionKind::backward || kind == ActionKind::input_gradient) --whole;
-    if (kind == ActionKind::input_gradient) ++for_weights;
-    if (kind == ActionKind::weight_gradient) --for_weights;
-  }
-};
-
-// The two times in a row when it holds most of the one and most of the other.
-struct MostHeld {
-  Held of_whole, of_weights;
-};
-MostHeld most_held(const std::vector<Action>& row) {
-  Held now;
-  MostHeld most;
-  for (const Action& action : row) {
-    now.add(action.kind);
-    if (std::pair(now.whole, now.for_weights) > std::pair(most.of_whole.whole, most.of_whole.for_weights)) {
-      most.of_whole = now;
-    }
-    if (std::pair(now.for_weights, now.whole) > std::pair(most.of_weights.for_weights, most.of_weights.whole)) {
-      most.of_weights = now;
-    }
-  }
-  return most;
-}
-
-// What a named schedule has whatever its number of micro-batches.
-struct ScheduleShape {
-  std::string name;
-  StageMap map;
-  std::vector<bool> remote;  // of the map
-  int boundaries = 0;        // a number that shapes share whose stages have the same neighbours on other ranks
-  bool split = false;        // I and W apart
-  int virtual_stages = 1;
-  // What each rank holds at its peak in a run of so many micro-batches; most first.
-  std::vector<std::pair<int, std::vector<MostHeld>>> held_in;
-
-  int ranks() const { return static_cast<int>(map.stages_of_rank.size()); }
-
-  // What a rank holds at its peak, at least: with more micro-batches it is no less.
-  MostHeld held(int rank, int micro_batches) const {
-    if (name == "gpipe" || name == "looped-bfs") return {{micro_batches * virtual_stages, 0}, {}};
-    for (const auto& [fewer, most] : held_in) {
-      if (fewer <= micro_batches) return most[at(rank)];
-    }
-    return {{1, 0}, {}};
-  }
-};
-
 // One run on one cluster.
 class Step {
  public:
@@ -183,30 +82,6 @@ class Step {
         data_(placed.data),
         price_(price),
         training_flops_(training_flops) {}
-
-  std::vector<int> balanced(int stages, bool split) const { return balance_layers(block_times(split), stages); }
-
-  /// The stages that these layers make, without transfers and overheads: what all runs of equal prices share.
-  Stages divide(const std::vector<int>& layers, const std::vector<bool>& remote) const {
-    Stages stages;
-    stages.layers = layers;
-    std::vector<std::vector<int>> parts;  // of each kind: its blocks
-    std::vector<int> blocks;
-    int next = 0;
-    for (std::size_t s = 0; s < layers.size(); ++s) {
-      blocks = {s == 0, s + 1 == layers.size()};
-      for (int i = 0; i < layers[s]; ++i) blocks.push_back(trace_.kind_of_layer(next++));
-      const Stages::Neighbours neighbours{remote[s], s + 1 < layers.size() && remote[s + 1]};
-      std::size_t kind = 0;
-      while (kind < parts.size() && !(parts[kind] == blocks && stages.neighbours[kind] == neighbours)) ++kind;
-      stages.kind.push_back(static_cast<int>(kind));
-      if (kind < parts.size()) continue;
-      stages.prices.push_back(sum(blocks));
-      stages.neighbours.push_back(neighbours);
-      parts.push_back(blocks);
-    }
-    return stages;
-  }
 
   StepBound bound(const Stages& stages, const ScheduleShape& shape) {
     stages_ = stages;
@@ -226,8 +101,9 @@ class Step {
     return bound;
   }
 
-  StepPrediction run() {
-    lay_out();
+  /// @param schedule  the run's, if it is known already
+  StepPrediction run(const Schedule* schedule) {
+    lay_out(schedule);
     const Simulation simulation = simulate(schedule_, costs_);
     time(simulation);
     measure(simulation);
@@ -240,48 +116,30 @@ class Step {
   }
 
  private:
-  // Of a stage: whether it has the embedding, whether the head, and its layers' kinds.
-  BlockPrice sum(const std::vector<int>& blocks) const {
-    BlockPrice stage;
-    if (blocks[0] != 0) stage += price_.embedding;
-    for (std::size_t i = 2; i < blocks.size(); ++i) stage += price_.layers[at(blocks[i])];
-    if (blocks[1] != 0) stage += price_.head;
-    return stage;
-  }
-
-  std::vector<double> block_times(bool split) const {
-    const auto time = [&](const BlockPrice& b) {
-      return b.forward.total() + (split ? b.input_gradient.total() + b.weight_gradient.total() : b.backward.total());
-    };
-    std::vector<double> times = {time(price_.embedding)};
-    std::vector<double> of_kind;
-    for (const BlockPrice& price : price_.layers) of_kind.push_back(time(price));
-    for (int i = 0; i < model_.layers; ++i) times.push_back(of_kind[at(trace_.kind_of_layer(i))]);
-    times.push_back(time(price_.head));
-    return times;
-  }
-
   // Stages and schedule.
-  void lay_out() {
+  void lay_out(const Schedule* known) {
     const bool searched = run_.schedule == kAutoSchedule;
     bool split = false;
     if (!searched) {
-      schedule_ = schedule_of(run_);
-      split = splits_backward(schedule_);
+      schedule_ = known != nullptr ? *known : schedule_of(run_);
+      split = plan::splits_backward(schedule_);
     }
     const int stages = searched ? cuboid::stages_of(run_) : schedule_.stages;
-    const std::vector<int> layers = run_.stage_layers.empty() ? balanced(stages, split) : run_.stage_layers;
+    const std::vector<int> layers =
+        run_.stage_layers.empty() ? plan::balanced_layers(price_, trace_, stages, split) : run_.stage_layers;
     if (searched) search(layers);
     own_map_ = StageMap(schedule_.rank_of_stage());
     map_ = &own_map_;
-    stages_ = divide(layers, own_map_.remote());
+    stages_ = Stages(price_, trace_, layers, own_map_);
     out_.stage_layers = layers;
     add_transfers_and_overheads();
     make_costs();
   }
 
   void search(const std::vector<int>& layers) {
-    stages_ = divide(layers, std::vector<bool>(layers.size(), true));
+    std::vector<int> apart(layers.size());
+    std::iota(apart.begin(), apart.end(), 0);
+    stages_ = Stages(price_, trace_, layers, StageMap(std::move(apart)));
     make_costs();
     AutoRequest request;
     request.ranks = run_.grid.degree(Axis::pp);
@@ -630,6 +488,24 @@ struct Predictor::Shapes {
     return index;
   }
 
+  // Schedules that runs of a search share; null for one that is no name. It holds until the next call.
+  std::map<std::tuple<std::string, int, int, int>, Schedule> schedules;  // by name, ranks, micro-batches and stages
+  std::size_t actions = 0;                                               // of all of them
+  const Schedule* schedule(const RunConfig& run) {
+    const auto& names = schedule_names();
+    if (run.max_activations > 0 || std::find(names.begin(), names.end(), run.schedule) == names.end()) return nullptr;
+    constexpr std::size_t kMostActions = 1 << 22;  // 64 MiB
+    if (actions > kMostActions) {
+      schedules.clear();
+      actions = 0;
+    }
+    const std::tuple key(run.schedule, run.grid.degree(Axis::pp), run.micro_batches(), run.virtual_stages);
+    if (const auto found = schedules.find(key); found != schedules.end()) return &found->second;
+    const Schedule& made = schedules.emplace(key, schedule_of(run)).first->second;
+    for (const auto& row : made.rows) actions += row.size();
+    return &made;
+  }
+
   std::map<std::tuple<std::string, int, int>, ScheduleShape> known;  // by name, ranks and virtual stages
   std::vector<std::vector<bool>> boundaries;                         // that have a number
 
@@ -638,20 +514,8 @@ struct Predictor::Shapes {
     const int virtual_stages = run.virtual_stages > 0 ? run.virtual_stages : default_virtual_stages(run.schedule);
     const auto [found, is_new] = known.try_emplace({run.schedule, ranks, virtual_stages});
     if (is_new) {
-      ScheduleShape& shape = found->second;
-      // Twice the ranks are enough for the longest warm-up, and for all schedules to be defined.
-      for (int micro_batches = 2 * ranks; micro_batches >= 1; micro_batches /= 2) {
-        if (micro_batches < fewest_micro_batches(run.schedule, ranks)) break;
-        const Schedule schedule = make_schedule({run.schedule, ranks, micro_batches, virtual_stages});
-        if (shape.held_in.empty()) {
-          shape = {
-              run.schedule, StageMap(schedule.rank_of_stage()), {}, 0, splits_backward(schedule), virtual_stages, {}};
-          shape.remote = shape.map.remote();
-          shape.boundaries = number(boundaries, shape.remote);
-        }
-        auto& held = shape.held_in.emplace_back(micro_batches, std::vector<MostHeld>()).second;
-        for (const auto& row : schedule.rows) held.push_back(most_held(row));
-      }
+      found->second = ScheduleShape(run.schedule, ranks, virtual_stages);
+      found->second.boundaries = number(boundaries, found->second.map.remote());
     }
     return found->second;
   }
@@ -691,18 +555,17 @@ StepBound Predictor::bound(const RunConfig& run, double memory_limit) {
   Cached& traced = cached(run);
   Priced& prices = priced(traced, run);
   const ScheduleShape& shape = shapes_->of(run);
-  const PredictOptions options{.spans = false, .memory_limit = memory_limit};
-  Step step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid),
-            shapes_->flops(model_, run.seq_len));
   const auto count = static_cast<int>(shape.map.rank_of_stage.size());
   const auto [stages, is_new] = prices.stages.try_emplace({count, shape.split, shape.boundaries, shape.ranks()});
   if (is_new) {
     const auto [layers, is_first] = prices.layers.try_emplace({count, shape.split});
-    if (is_first) layers->second = step.balanced(count, shape.split);
-    stages->second = step.divide(layers->second, shape.remote);
-    stages->second.find_ends(shape.map);
+    if (is_first) layers->second = plan::balanced_layers(prices.price, traced.trace, count, shape.split);
+    stages->second = Stages(prices.price, traced.trace, layers->second, shape.map);
   }
-  return step.bound(stages->second, shape);
+  const PredictOptions options{.spans = false, .memory_limit = memory_limit};
+  return Step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid),
+              shapes_->flops(model_, run.seq_len))
+      .bound(stages->second, shape);
 }
 
 StepPrediction Predictor::predict(const RunConfig& run, const PredictOptions& options) {
@@ -710,7 +573,7 @@ StepPrediction Predictor::predict(const RunConfig& run, const PredictOptions& op
   const Priced& prices = priced(traced, run);
   return Step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid),
               shapes_->flops(model_, run.seq_len))
-      .run();
+      .run(shapes_->schedule(run));
 }
 
 void check_cluster(const Cluster& cluster, const RunConfig& run, Problems& problems) {

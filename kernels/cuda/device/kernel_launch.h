@@ -144,6 +144,7 @@ __global__ void __launch_bounds__(kBlock)
     run_staged_rows(std::int64_t rows, std::int64_t n, int width, Row row, Arguments... a) {
   extern __shared__ uint4 staged[];
   __shared__ double scratch[kBlock / RowLanes::kWarp];
+  static_assert(kMostStaged + static_cast<std::int64_t>(sizeof(scratch)) <= 48 << 10, "more needs to be asked for");
   const int groups = static_cast<int>(blockDim.x) / width;
   const int group = static_cast<int>(threadIdx.x) / width;
   const RowLanes lanes(static_cast<int>(threadIdx.x) % width, width, scratch);
@@ -164,6 +165,7 @@ __global__ void __launch_bounds__(kBlock) run_elements(std::int64_t n, Element e
 template <int V, typename F, typename... Arguments>
 __global__ void __launch_bounds__(kBlock)
     run_packs(std::int64_t items, std::int64_t rows, std::int64_t n, F f, Arguments... a) {
+#pragma unroll 1
   for (std::int64_t i = std::int64_t{blockIdx.x} * kBlock + threadIdx.x; i < items;
        i += std::int64_t{gridDim.x} * kBlock) {
     map_item<V>(f, i, rows, n, a...);
