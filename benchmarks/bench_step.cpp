@@ -20,6 +20,7 @@
 #include <fmt/format.h>
 #include <omp.h>
 
+#include "cuboid/core/median.h"
 #include "cuboid/core/text.h"
 #include "cuboid/formats/hf_config.h"
 #include "cuboid/train/check.h"

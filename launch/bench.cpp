@@ -56,6 +56,10 @@ void check_threads(DeviceChoice device, int threads_per_rank, Problems& problems
                               threads_per_rank));
 }
 
+int ranks_per_process(int world, const BenchRanks& where) {
+  return job() == nullptr ? world : where.ranks_per_process;
+}
+
 std::vector<std::string> hosts_of_ranks(int world, const BenchRanks& where) {
   std::vector<std::string> hosts;
   if (Processes* all = job()) {
@@ -136,6 +140,7 @@ void save_levels(const std::string& path, Cluster cluster, const Topology& topol
     throw Error(ErrorKind::request,
                 fmt::format("--save {}: a cluster's hosts are alike, and these have unlike numbers of ranks", path));
   }
+  const int threads = cluster.levels.front().size;
   cluster.name = topology.name;
   cluster.levels.clear();
   const auto ranks_a_host = static_cast<int>(topology.kinds.front().devices.size());
@@ -155,7 +160,8 @@ void save_levels(const std::string& path, Cluster cluster, const Topology& topol
     cluster.levels.push_back(level);
   };
   if (ranks_a_host > 1 || topology.nodes.size() == 1) {
-    add("host", ranks_a_host);
+    // Threads of a process are as many as a run asks for.
+    add("host", job() == nullptr ? std::max(ranks_a_host, threads) : ranks_a_host);
   } else {
     // A rank a host: nothing crosses memory.
     ClusterLevel alone;

@@ -37,6 +37,8 @@ void choose_gpus(BenchRanks& where, int world, Problems& problems);
 /// As train: ranks on GPUs have no use for threads.
 void check_threads(DeviceChoice device, int threads_per_rank, Problems& problems);
 
+/// Ranks that are threads of one process.
+int ranks_per_process(int world, const BenchRanks& where);
 /// Host of every rank of a world of this size. @throws Error{request} if a job's processes are not as many as needed
 std::vector<std::string> hosts_of_ranks(int world, const BenchRanks& where);
 /// Runs a body on every rank, as threads here or over the job.

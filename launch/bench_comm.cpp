@@ -314,7 +314,7 @@ int bench_comm(const Arguments& arguments) {
     if (self.rank == 0) results = std::move(mine);
   });
   if (job() != nullptr && job()->process() != 0) return 0;
-  HostedRanks hosted = topology_of_hosts(hosts);
+  HostedRanks hosted = topology_of_hosts(hosts, ranks_per_process(grid.world(), request.where));
   const auto fits = fit_levels(hosted, {{grid, results.samples}});
   if (!request.svg.empty()) {
     write_durably(request.svg, heat_map(results.pairs, hosts));

@@ -6,6 +6,7 @@
 #include <omp.h>
 
 #include "cuboid/core/log.h"
+#include "cuboid/core/median.h"
 #include "cuboid/core/units.h"
 #include "cuboid/formats/cluster_file.h"
 #include "cuboid/formats/durable.h"

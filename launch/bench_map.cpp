@@ -3,11 +3,13 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <tuple>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "cuboid/core/log.h"
+#include "cuboid/core/median.h"
 #include "cuboid/core/svg.h"
 #include "cuboid/core/text.h"
 #include "cuboid/core/units.h"
@@ -27,7 +29,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr double kFitSeconds = 0.1;  // of each measurement before the fit
-constexpr int kFitPasses = 2;
+constexpr int kFitPasses = 3;
+constexpr double kLeastWeight = 0.02;
+constexpr int kMostInARow = 16;  // more are like these
 constexpr std::int64_t kSmallBytes = 4096;
 constexpr const char* kUsage = "cuboid bench map --model M --tp N --pp N --dp N [flags]";
 constexpr const char* kSummary =
@@ -162,55 +166,83 @@ double together(RankContext& self, const std::function<void()>& work) {
   return time.data<double>()[0];
 }
 
-// Ranks that are threads of one process.
-int ranks_a_process(const BenchRanks& where, int world) {
-  return job() == nullptr ? world : where.ranks_per_process;
+/// What a step sends: bytes by axis, operation and size.
+using BytesSent = std::map<std::tuple<Axis, CommOperation, std::int64_t>, double>;
+
+BytesSent bytes_sent(const Traffic& traffic) {
+  BytesSent sent;
+  for (const AxisTraffic& t : traffic) {
+    sent[{t.axis, t.operation, std::max<std::int64_t>(4, static_cast<std::int64_t>(t.bytes))}] += t.bytes * t.count;
+  }
+  return sent;
 }
 
-std::vector<LevelFit> measured_levels(HostedRanks& hosted, const Request& request, const Grid& grid,
-                                      const Traffic& traffic) {
-  // The operations of this very step, in the sizes that most of its bytes have and in a small one.
+// The operations of this very step, in the sizes that most of its bytes have and in a small one, as many in a row as in
+// the step: messages that follow each other fill the gaps that a single one leaves.
+CommPlan plan_of_step(const Grid& grid, const BytesSent& sent) {
   CommPlan plan;
   plan.seconds = kFitSeconds;
-  std::map<double, double> bytes_in;  // by size
-  std::map<CommOperation, double> bytes_by;
-  double all_bytes = 0;
-  for (const AxisTraffic& t : traffic) {
-    bytes_in[t.bytes] += t.bytes * t.count;
-    bytes_by[t.operation] += t.bytes * t.count;
-    all_bytes += t.bytes * t.count;
-    const bool known = std::find(plan.operations.begin(), plan.operations.end(), t.operation) != plan.operations.end();
-    if (!known) plan.operations.push_back(t.operation);
+  std::map<std::int64_t, double> bytes_in;  // by size
+  for (const auto& [what, bytes] : sent) {
+    const auto& [axis, operation, size] = what;
+    bytes_in[size] += bytes;
+    const double there = operation == CommOperation::send ? 2 : 1;  // a round is there and back
+    plan.in_a_row[what] =
+        std::clamp(static_cast<int>(std::lround(bytes / (static_cast<double>(size) * there))), 1, kMostInARow);
+    const bool known = std::find(plan.operations.begin(), plan.operations.end(), operation) != plan.operations.end();
+    if (!known) plan.operations.push_back(operation);
   }
-  std::vector<std::pair<double, double>> sizes;  // bytes of a step, size
+  std::vector<std::pair<double, std::int64_t>> sizes;  // bytes of a step, size
   for (const auto& [size, bytes] : bytes_in) sizes.emplace_back(bytes, size);
   std::sort(sizes.rbegin(), sizes.rend());
   plan.sizes = {kSmallBytes};
   for (std::size_t i = 0; i < std::min<std::size_t>(sizes.size(), 2); ++i) {
-    plan.sizes.push_back(std::max<std::int64_t>(4, static_cast<std::int64_t>(sizes[i].second)));
+    if (sizes[i].second != kSmallBytes) plan.sizes.push_back(sizes[i].second);
   }
   for (Axis axis : kAxes) {
     if (grid.degree(axis) > 1) plan.axes.push_back({axis});
   }
-  // Under the first and the last axis order, so that axes are seen inside hosts and across them; in turn, and of each
-  // sample the fastest pass counts: what else the machines do only ever adds.
-  std::vector<GridSamples> measured = {{grid, {}}, {Grid(grid.degrees(), "pp-dp-ep-cp-tp"), {}}};
+  return plan;
+}
+
+// Samples of several passes as one: the median of each.
+std::vector<CommSample> middle_of(const std::vector<std::vector<CommSample>>& passes) {
+  std::vector<CommSample> samples = passes.front();
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    std::vector<double> means;
+    for (const auto& pass : passes) means.push_back(pass[i].times.mean);
+    samples[i].times.mean = median(means);
+  }
+  return samples;
+}
+
+std::vector<LevelFit> measured_levels(HostedRanks& hosted, const Request& request, const Grid& grid,
+                                      const Traffic& traffic) {
+  const BytesSent sent = bytes_sent(traffic);
+  const CommPlan plan = plan_of_step(grid, sent);
+  // Under the first and the last axis order, so that axes are seen inside hosts and across them; in turn against drift.
+  const Grid grids[] = {grid, Grid(grid.degrees(), "pp-dp-ep-cp-tp")};
+  std::vector<std::vector<CommSample>> passes[std::size(grids)];
   run_on_ranks(grid.world(), request.where, 1, [&](RankContext& self) {
-    const bool keeps = self.rank % ranks_a_process(request.where, grid.world()) == 0;  // one of each process
+    const bool keeps = self.rank % ranks_per_process(grid.world(), request.where) == 0;  // one of each process
     for (int pass = 0; pass < kFitPasses; ++pass) {
-      for (GridSamples& set : measured) {
-        const auto samples = measure_comm(Groups(set.grid, *self.world), self.device, plan);
-        if (keeps && pass == 0) set.samples = samples;
-        for (std::size_t i = 0; keeps && i < samples.size(); ++i) {
-          if (samples[i].times.mean < set.samples[i].times.mean) set.samples[i] = samples[i];
-        }
+      for (std::size_t g = 0; g < std::size(grids); ++g) {
+        auto samples = measure_comm(Groups(grids[g], *self.world), self.device, plan);
+        if (keeps) passes[g].push_back(std::move(samples));
         self.world->barrier();
       }
     }
   });
-  // What the step does most counts most, and what it hardly does still a little.
-  for (GridSamples& set : measured) {
-    for (CommSample& sample : set.samples) sample.weight = std::max(0.02, bytes_by[sample.operation] / all_bytes);
+  double all = 0;
+  for (const auto& [what, bytes] : sent) all += bytes;
+  std::vector<GridSamples> measured;
+  for (std::size_t g = 0; g < std::size(grids); ++g) {
+    GridSamples& set = measured.emplace_back(GridSamples{grids[g], middle_of(passes[g])});
+    // What the step does most counts most, and what it hardly does still a little.
+    for (CommSample& sample : set.samples) {
+      const auto share = sent.find({sample.axes.front(), sample.operation, static_cast<std::int64_t>(sample.bytes)});
+      sample.weight = std::max(kLeastWeight, share == sent.end() ? 0 : share->second / all);
+    }
   }
   return fit_levels(hosted, measured);
 }
@@ -384,7 +416,7 @@ int bench_map(const Arguments& arguments) {
   problems.add_if(run.grid.world() < 2, "the grid has one rank: there is nothing to place");
   problems.throw_if_any();
   const auto hosts = hosts_of_ranks(run.grid.world(), request.where);
-  HostedRanks hosted = topology_of_hosts(hosts);
+  HostedRanks hosted = topology_of_hosts(hosts, ranks_per_process(run.grid.world(), request.where));
   const Traffic traffic = step_traffic(run, model);
 
   std::vector<LevelFit> fits;

@@ -5,8 +5,11 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "cuboid/core/log.h"
+#include "cuboid/core/median.h"
 #include "cuboid/core/units.h"
 #include "cuboid/formats/cluster_file.h"
+#include "cuboid/formats/durable.h"
 #include "cuboid/formats/hf_config.h"
 #include "cuboid/plan/trace.h"
 #include "cuboid/train/measure.h"
@@ -14,6 +17,7 @@
 
 #include "launch/bench.h"
 #include "launch/job.h"
+#include "launch/step_fit.h"
 
 namespace cuboid::launch {
 namespace {
@@ -39,6 +43,8 @@ struct Request {
   int rounds = 5;
   std::int64_t product = 0;
   std::string cluster;
+  std::string save;
+  int samples = kStepSamples;
   bool json = false;
 };
 
@@ -54,6 +60,10 @@ void add_flags(Flags& flags, Request& request) {
   flags.text("cluster", "C", request.cluster,
              "preset or file whose [device] has the rated peak that MFU and HFU refer to; on GPUs without it the "
              "preset that has the GPU");
+  flags.text("save", "FILE.toml", request.save,
+             "cluster file: also time steps of small models with a rank on every core, and fit the rates of products, "
+             "attention, row kernels, messages and the optimizer to them");
+  flags.whole("samples", request.samples, "small models of --save: fewer are quicker and say less", 1, kStepSamples);
   flags.toggle("json", request.json, "one JSON document");
 }
 
@@ -163,7 +173,8 @@ std::string json_of(const Rates& rates, const Times& times, const std::optional<
          "\n";
 }
 
-std::string text_of(const Rates& rates, const Times& times, const std::optional<Peak>& peak, const Request& request) {
+std::string text_of(const Rates& rates, const Times& times, const std::optional<Peak>& peak, const Request& request,
+                    const std::string& fitted) {
   std::string text =
       fmt::format("step {}, {:.0f} tokens/s, {:.1f} GFLOP/s a rank: {:.0f} % of a product's {:.1f} (median of {})\n",
                   human_seconds(rates.seconds), rates.tokens_per_second, rates.model * 1e-9,
@@ -175,10 +186,19 @@ std::string text_of(const Rates& rates, const Times& times, const std::optional<
   } else if (!request.where.gpus.empty()) {
     text += "MFU unknown: no cluster preset has this GPU; name one that has its peak with --cluster\n";
   }
+  text += fitted;
   for (const auto& [kind, sum] : times.spans) {
     text += fmt::format("  rank 0 {:<14} {}\n", kind, human_seconds(sum / request.rounds));
   }
   return text;
+}
+
+// What --save fits, written to its file; as text.
+std::string saved_fit(const Request& request, DType dtype) {
+  const StepFit fit = fit_steps(cluster_to_complete(request.save, {}), dtype, request.rounds, request.samples);
+  write_durably(request.save, write_cluster_file(fit.cluster));
+  log::info("wrote " + request.save);
+  return fit_text(fit);
 }
 
 }  // namespace
@@ -191,6 +211,11 @@ int bench_step(const Arguments& arguments) {
   Problems problems;
   if (!flags.read(arguments, problems)) return 0;
   const Processes* job = join_job(FabricKind::automatic);
+  problems.add_if(request.save.empty() && flags.value_of("samples").has_value(),
+                  "--samples: says nothing without --save");
+  problems.add_if(!request.save.empty() && request.where.device == DeviceChoice::cuda,
+                  fmt::format("--save {}: what is fitted are the rates of CPU cores; leave it out with --device cuda",
+                              request.save));
   problems.throw_if_any();
   const ModelConfig model = load_model(request.bench.run.model);
   const RunConfig run = checked_run(request.bench, model, problems);
@@ -204,8 +229,10 @@ int bench_step(const Arguments& arguments) {
   run_on_ranks(run.grid.world(), request.where, run.threads_per_rank,
                [&](RankContext& self) { run_rank(self, run, model, layout, request, times); });
   if (job != nullptr && job->process() != 0) return 0;
+  const std::string fitted = request.save.empty() ? "" : saved_fit(request, run.dtype);
   const Rates rates = rates_of(times, run, model);
-  fmt::print("{}", request.json ? json_of(rates, times, peak, run, request) : text_of(rates, times, peak, request));
+  fmt::print("{}",
+             request.json ? json_of(rates, times, peak, run, request) : text_of(rates, times, peak, request, fitted));
   return 0;
 }
 

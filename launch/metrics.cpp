@@ -9,6 +9,8 @@
 #include "cuboid/core/error.h"
 #include "cuboid/formats/durable.h"
 
+#include "launch/prediction_json.h"
+
 namespace cuboid::launch {
 namespace {
 using Json = nlohmann::ordered_json;
@@ -65,7 +67,7 @@ std::string metrics_line(const StepMetrics& metrics) {
 }
 
 std::string result_document(const RunStart& start, const TrainResult& result, const Grid& grid,
-                            const std::vector<MemoryUse>& predicted) {
+                            const std::vector<MemoryUse>& predicted, const StepComparison& steps) {
   Json degrees;
   for (Axis axis : kAxes) degrees[name_of(axis)] = grid.degree(axis);
   degrees["order"] = grid.order();
@@ -96,6 +98,15 @@ std::string result_document(const RunStart& start, const TrainResult& result, co
   }
   document["rank_peak_bytes"] = bytes_by_rank(result.rank_peaks);
   if (!predicted.empty()) document["predicted_rank_peak_bytes"] = bytes_by_rank(predicted);
+  document["step_seconds"] = steps.measured;
+  document["predicted_cluster"] = steps.cluster.empty() ? Json() : Json(steps.cluster);
+  if (const auto& prediction = steps.prediction) {
+    document["predicted_step_seconds"] = prediction->step_seconds;
+    for (const auto& [cause, seconds] : causes_of(prediction->seconds)) document["predicted_seconds"][cause] = seconds;
+  } else {
+    document["predicted_step_seconds"] = nullptr;
+    document["not_predicted"] = steps.why_not;
+  }
   document["weights_hash"] = result.weights_hash;
   return document.dump(2);
 }

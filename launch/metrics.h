@@ -8,6 +8,8 @@
 
 #include "cuboid/train/trainer.h"
 
+#include "launch/step_comparison.h"
+
 namespace cuboid::launch {
 
 /// One line of metrics.jsonl, without the line feed. Floats are round-trip exact; what is not a number is null.
@@ -15,7 +17,7 @@ std::string metrics_line(const StepMetrics& metrics);
 
 /// The document of --json. @param predicted  each rank's memory as it was predicted; empty: it was not
 std::string result_document(const RunStart& start, const TrainResult& result, const Grid& grid,
-                            const std::vector<MemoryUse>& predicted);
+                            const std::vector<MemoryUse>& predicted, const StepComparison& steps);
 
 /// DIR/metrics.jsonl, written line by line: after each step the file is complete up to that step.
 class MetricsFile {

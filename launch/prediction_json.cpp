@@ -28,6 +28,11 @@ const char* name_of(Recompute recompute) {
   return recompute == Recompute::none ? "none" : recompute == Recompute::selective ? "selective" : "full";
 }
 
+std::vector<std::pair<const char*, double>> causes_of(const SecondsByCause& s) {
+  return {{"compute", s.compute}, {"tp_comm", s.tp_comm}, {"pp_comm", s.pp_comm},
+          {"dp_comm", s.dp_comm}, {"bubble", s.bubble},   {"optimizer", s.optimizer}};
+}
+
 Json memory_json(const MemoryByCause& memory) {
   return {{"parameters", whole(memory.parameters)},       {"gradients", whole(memory.gradients)},
           {"optimizer", whole(memory.optimizer)},         {"activations", whole(memory.activations)},
@@ -36,7 +41,6 @@ Json memory_json(const MemoryByCause& memory) {
 
 Json prediction_json(const RunConfig& run, const StepPrediction& prediction) {
   const Grid& grid = run.grid;
-  const SecondsByCause& s = prediction.seconds;
   Json record;
   for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep, Axis::pp, Axis::dp}) record[name_of(axis)] = grid.degree(axis);
   record["order"] = grid.order();
@@ -56,13 +60,11 @@ Json prediction_json(const RunConfig& run, const StepPrediction& prediction) {
   record["mfu"] = prediction.mfu;
   record["hfu"] = prediction.hfu;
   record["bubble_fraction"] = prediction.bubble_fraction;
-  record["seconds"] = {{"compute", s.compute}, {"tp_comm", s.tp_comm}, {"pp_comm", s.pp_comm},
-                       {"dp_comm", s.dp_comm}, {"bubble", s.bubble},   {"optimizer", s.optimizer}};
+  for (const auto& [cause, seconds] : causes_of(prediction.seconds)) record["seconds"][cause] = seconds;
   return record;
 }
 
 std::string prediction_text(const RunConfig& run, const Cluster& cluster, const StepPrediction& prediction) {
-  const SecondsByCause& s = prediction.seconds;
   const MemoryByCause& m = prediction.memory();
   std::string text = fmt::format(
       "step {} on {} x {}: {:.0f} tokens/s and {:.1f} model TFLOP/s a device, MFU {:.1f} %, "
@@ -70,10 +72,7 @@ std::string prediction_text(const RunConfig& run, const Cluster& cluster, const 
       human_seconds(prediction.step_seconds), run.grid.world(), cluster.device.name,
       prediction.tokens_per_second_per_gpu, prediction.model_flops_per_gpu / 1e12, 100 * prediction.mfu,
       100 * prediction.hfu);
-  const std::pair<const char*, double> causes[] = {{"compute", s.compute}, {"tp_comm", s.tp_comm},
-                                                   {"pp_comm", s.pp_comm}, {"dp_comm", s.dp_comm},
-                                                   {"bubble", s.bubble},   {"optimizer", s.optimizer}};
-  for (const auto& [cause, seconds] : causes) {
+  for (const auto& [cause, seconds] : causes_of(prediction.seconds)) {
     text += fmt::format("  {:<10} {:>10}  {:5.1f} %\n", cause, human_seconds(seconds),
                         100 * seconds / prediction.step_seconds);
   }

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -12,6 +14,9 @@ namespace cuboid::launch {
 
 /// Grid, schedule, memory_bytes, step_seconds, rates, seconds by cause.
 nlohmann::ordered_json prediction_json(const RunConfig& run, const StepPrediction& prediction);
+
+/// Seconds by cause with the names they have in JSON.
+std::vector<std::pair<const char*, double>> causes_of(const SecondsByCause& seconds);
 
 /// {parameters, gradients, optimizer, activations, communication, total}, bytes.
 nlohmann::ordered_json memory_json(const MemoryByCause& memory);

@@ -10,6 +10,7 @@
 #include "cuboid/core/log.h"
 #include "cuboid/core/text.h"
 #include "cuboid/core/units.h"
+#include "cuboid/formats/cluster_file.h"
 #include "cuboid/formats/durable.h"
 #include "cuboid/formats/hf_config.h"
 #include "cuboid/formats/run_file.h"
@@ -30,6 +31,7 @@
 #include "launch/outputs.h"
 #include "launch/pipeline_report.h"
 #include "launch/progress.h"
+#include "launch/step_comparison.h"
 #include "launch/stop_signal.h"
 #include "launch/train_flags.h"
 
@@ -132,6 +134,7 @@ void warn_of_other_checkpoints(const RunConfig& run) {
 struct Finished {
   RunStart start;
   TrainResult result;
+  std::vector<double> step_seconds;  // of every step
 };
 
 // What every rank was doing: a line each for people, the whole in the run's folder.
@@ -169,6 +172,7 @@ Finished run_training(const RunConfig& asked, const ModelConfig& model, const Ch
   events.on_step = [&](const StepMetrics& step) {
     if (metrics) metrics->add(step);
     progress->step(step);
+    finished.step_seconds.push_back(step.step_seconds);
   };
   events.on_validation = [&](int step, double loss) { progress->validation(step + 1, loss); };
   events.on_checkpoint = [&](const Position& position, const std::string& path) {
@@ -198,11 +202,13 @@ std::vector<MemoryUse> predicted_memory(const Finished& finished, RunConfig run,
   return predict_memory(run, model, plan_pipeline(run, model));
 }
 
-std::string summary(const Finished& finished, const RunConfig& run, const std::vector<MemoryUse>& predicted) {
+std::string summary(const Finished& finished, const RunConfig& run, const std::vector<MemoryUse>& predicted,
+                    const StepComparison& steps) {
   const TrainResult& result = finished.result;
   std::string text = fmt::format("steps             {}\nloss              {:.4f}\n", result.steps, result.final_loss);
   if (result.validation_loss) text += fmt::format("validation loss   {:.4f}\n", *result.validation_loss);
   text += fmt::format("tokens a second   {:.0f}\n", result.tokens_per_second);
+  text += comparison_text(steps);
   if (run.grid.degree(Axis::pp) > 1) text += bubble_summary(finished.start, result);
   text += "memory at its peak\n" + memory_table_of_ranks(result.rank_peaks) + "\n";
   if (!predicted.empty()) text += "as predicted\n" + memory_table_of_ranks(predicted) + "\n";
@@ -220,7 +226,11 @@ int train_command(const Arguments& arguments) {
   Flags flags(kUsage, kSummary);
   RunDraft draft;
   bool json = false;
+  std::string cluster_name;
   add_run_flags(flags, draft);
+  flags.text("cluster", "C", cluster_name,
+             "a preset or a TOML file, such as `bench --save` writes: what the step is predicted to take there stands "
+             "beside what it took; default on CPUs: cpu-local");
   flags.toggle("json", json, "print the result as one JSON document on standard output");
   Problems problems;
   collect(problems, [] { join_job(FabricKind::automatic); });  // so that one process speaks for all from here on
@@ -230,6 +240,11 @@ int train_command(const Arguments& arguments) {
   collect(problems, [&] { fabric = {join_job(draft.fabric), draft.ranks_per_process}; });
   collect(problems,
           [&] { fabric.gpus = choose_gpus(draft.device, run.grid.world(), fabric.job, draft.ranks_per_process); });
+  if (cluster_name.empty() && fabric.gpus.empty()) cluster_name = "cpu-local";
+  std::optional<Cluster> cluster;
+  collect(problems, [&] {
+    if (!cluster_name.empty()) cluster = load_cluster(cluster_name);
+  });
   const Checkpoint* checkpoint = draft.checkpoint ? &*draft.checkpoint : nullptr;
   const ModelConfig model = checked_model(run, checkpoint, fabric, problems);
   if (speaks()) {
@@ -240,8 +255,9 @@ int train_command(const Arguments& arguments) {
   const TrainResult& result = finished.result;
   if (result.stopped) announce_stop(result, run);
   const std::vector<MemoryUse> predicted = predicted_memory(finished, run, model, fabric);
-  fmt::print("{}", json ? result_document(finished.start, result, run.grid, predicted) + "\n"
-                        : summary(finished, run, predicted));
+  const StepComparison steps = compare_step(cluster, cluster_name, run, model, finished.start, finished.step_seconds);
+  fmt::print("{}", json ? result_document(finished.start, result, run.grid, predicted, steps) + "\n"
+                        : summary(finished, run, predicted, steps));
   if (result.nan_stop) {
     throw Error(ErrorKind::failed,
                 fmt::format("the loss or gradient of step {} is not a number (--stop-on-nan)", result.steps - 1));

@@ -1,6 +1,7 @@
 #include "cuboid/parallel/pipeline/simulate.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "cuboid/core/error.h"
 #include "cuboid/parallel/pipeline/verify.h"
@@ -16,6 +17,8 @@ using pipeline::kEnded;
 using pipeline::kMoved;
 using pipeline::Place;
 
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
 class Simulator {
  public:
   Simulator(const Schedule& schedule, const PipelineCosts& costs)
@@ -29,7 +32,11 @@ class Simulator {
   }
 
   Simulation run() {
-    pipeline::walk_rows(schedule_.ranks(), [this](int rank) { return step(rank); });
+    if (costs_.at_once > 0 && costs_.at_once < schedule_.ranks()) {
+      walk_shared();
+    } else {
+      pipeline::walk_rows(schedule_.ranks(), [this](int rank) { return step(rank); });
+    }
     for (std::size_t rank = 0; rank < cursor_.size(); ++rank) {
       if (cursor_[rank] < schedule_.rows[rank].size()) stuck();
     }
@@ -65,6 +72,81 @@ class Simulator {
     for (; cursor < past; ++cursor) spans.push_back({row[cursor], begin, begin + duration});
     out_.busy[at(rank)] += duration;
     return kMoved;
+  }
+
+  // An action, or overlapped pair, that a rank computes at present.
+  struct Running {
+    bool active = false;
+    std::size_t past = 0;  // position after it
+    double begin = 0;
+    double left = 0;  // seconds at full speed
+  };
+
+  // All rows by time, at a speed that depends on how many ranks compute.
+  void walk_shared() {
+    std::vector<Running> running(cursor_.size());
+    double now = 0;
+    while (true) {
+      double next = start_ready(running, now);
+      const auto count = std::count_if(running.begin(), running.end(), [](const Running& r) { return r.active; });
+      const double speed = count == 0 ? 1 : std::min(1.0, costs_.at_once / static_cast<double>(count));
+      for (const Running& r : running) {
+        if (r.active) next = std::min(next, now + r.left / speed);
+      }
+      if (next == kNever) return;
+      for (std::size_t rank = 0; rank < running.size(); ++rank) {
+        Running& r = running[rank];
+        if (!r.active) continue;
+        // What ends now ends exactly, whatever the rounding.
+        if (now + r.left / speed <= next) {
+          end(rank, r, next);
+        } else {
+          r.left -= (next - now) * speed;
+        }
+      }
+      now = next;
+    }
+  }
+
+  // Starts what can start; what takes no time ends at once. Returns when the next message arrives that a rank waits
+  // for.
+  double start_ready(std::vector<Running>& running, double now) {
+    double next = kNever;
+    for (bool moved = true; moved;) {
+      moved = false;
+      next = kNever;
+      for (std::size_t rank = 0; rank < running.size(); ++rank) {
+        Running& r = running[rank];
+        const auto& row = schedule_.rows[rank];
+        if (r.active || cursor_[rank] == row.size()) continue;
+        r.past = std::min(row.size(), cursor_[rank] + (row[cursor_[rank]].overlapped ? 2 : 1));
+        double ready = now;
+        double duration = 0;
+        bool known = true;
+        for (std::size_t i = cursor_[rank]; i < r.past && known; ++i) {
+          known = arrival(static_cast<int>(rank), row[i], ready) == kMoved;
+          duration += costs_.of(row[i]);
+        }
+        if (!known) continue;
+        if (ready > now) {
+          next = std::min(next, ready);
+          continue;
+        }
+        if (r.past - cursor_[rank] == 2) duration *= costs_.overlap;
+        r = {true, r.past, now, duration};
+        if (duration > 0) continue;
+        end(rank, r, now);
+        moved = true;
+      }
+    }
+    return next;
+  }
+
+  void end(std::size_t rank, Running& r, double now) {
+    for (std::size_t& cursor = cursor_[rank]; cursor < r.past; ++cursor)
+      out_.spans[rank].push_back({schedule_.rows[rank][cursor], r.begin, now});
+    out_.busy[rank] += now - r.begin;
+    r.active = false;
   }
 
   // Moves begin to the time when all that the action needs is there; or returns the rank that has not made it yet.

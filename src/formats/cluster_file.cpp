@@ -28,6 +28,7 @@ void visit_device(DeviceSpec& device, Visitor& visit) {
   visit("float32-flops", "the same, float32", device.float32_flops);
   visit("memory-bandwidth", "bytes/s", device.memory_bandwidth);
   visit("processors", "multiprocessors (cores)", device.processors);
+  visit("shared-cores", "that the devices of a first level share; 0: each computes by itself", device.shared_cores);
 }
 
 template <typename Visitor>

@@ -15,6 +15,7 @@ namespace cuboid {
 namespace {
 
 constexpr int kLeastRounds = 5;
+constexpr int kLeastRows = 3;
 constexpr int kMostRounds = 20'000;
 constexpr int kWarmUp = 2;
 constexpr int kTag = 7;
@@ -147,6 +148,20 @@ double largest(Communicator& world, const Device& device, double value) {
 
 }  // namespace
 
+namespace {
+
+// Of this rank's times those of the slowest rank, sorted.
+void summarize(Communicator& world, const Tensor& times, RoundTimes& result) {
+  const std::int64_t count = times.elements();
+  all_reduce_in_place(world, times, ReduceOp::max);
+  double* taken = times.data<double>();
+  std::sort(taken, taken + count);
+  result.p50 = taken[count / 2];
+  result.p99 = taken[std::min(count - 1, count * 99 / 100)];
+}
+
+}  // namespace
+
 RoundTimes time_rounds(Communicator& world, const Device& device, const std::function<void()>& operation,
                        double seconds) {
   const auto run = [&](int rounds) {
@@ -168,15 +183,35 @@ RoundTimes time_rounds(Communicator& world, const Device& device, const std::fun
   result.rounds =
       static_cast<int>(std::clamp(seconds / std::max(once, 1e-7), double{kLeastRounds}, double{kMostRounds}));
   const std::vector<double> measured = run(result.rounds);
-  const Tensor times = device.host().empty({result.rounds + 1}, DType::float64, Category::communication);
-  double* taken = times.data<double>();
-  std::copy(measured.begin(), measured.end(), taken);
-  taken[result.rounds] = mean(measured);
-  all_reduce_in_place(world, times, ReduceOp::max);
-  result.mean = taken[result.rounds];
-  std::sort(taken, taken + result.rounds);
-  result.p50 = taken[result.rounds / 2];
-  result.p99 = taken[std::min(result.rounds - 1, result.rounds * 99 / 100)];
+  const Tensor times = device.host().empty({result.rounds}, DType::float64, Category::communication);
+  std::copy(measured.begin(), measured.end(), times.data<double>());
+  result.mean = largest(world, device, mean(measured));
+  summarize(world, times, result);
+  return result;
+}
+
+RoundTimes time_rows(Communicator& world, const Device& device, const std::function<void()>& operation, int in_a_row,
+                     double seconds) {
+  const auto row = [&] {
+    Stopwatch watch(device, 2);
+    device.synchronize();
+    world.barrier();
+    watch.lap();
+    for (int i = 0; i < in_a_row; ++i) operation();
+    watch.lap();
+    return watch.seconds().front() / in_a_row;
+  };
+  const double once = largest(world, device, row());
+  const double fitting = seconds / (std::max(once, 1e-7) * in_a_row);
+  const auto rows = static_cast<int>(std::clamp(fitting, double{kLeastRows}, double{kMostRounds}));
+  const Tensor times = device.host().empty({rows}, DType::float64, Category::communication);
+  RoundTimes result;
+  result.rounds = rows * in_a_row;
+  for (int i = 0; i < rows; ++i) times.data<double>()[i] = row();
+  summarize(world, times, result);
+  double sum = 0;
+  for (int i = 0; i < rows; ++i) sum += times.data<double>()[i];
+  result.mean = sum / rows;
   return result;
 }
 
@@ -200,7 +235,10 @@ std::vector<CommSample> measure_comm(const Groups& groups, const Device& device,
           for (Work& work : works) work.wait();
         };
         CommSample sample{axes, operation, groups.axis(axes.front()).size(), exercises.front()->bytes(), {}, 1};
-        sample.times = time_rounds(groups.world(), device, round, plan.seconds);
+        const auto row = plan.in_a_row.find({axes.front(), operation, size});
+        sample.times = axes.size() == 1 && row != plan.in_a_row.end()
+                           ? time_rows(groups.world(), device, round, row->second, plan.seconds)
+                           : time_rounds(groups.world(), device, round, plan.seconds);
         if (operation == CommOperation::send) {  // there and back
           for (double* time : {&sample.times.mean, &sample.times.p50, &sample.times.p99}) *time /= 2;
         }
@@ -241,7 +279,7 @@ std::vector<PairSample> measure_pairs(Communicator& world, const Device& device,
   return samples;
 }
 
-HostedRanks topology_of_hosts(const std::vector<std::string>& host_of_rank) {
+HostedRanks topology_of_hosts(const std::vector<std::string>& host_of_rank, int ranks_per_process) {
   std::vector<std::string> hosts;
   std::vector<int> counts;
   for (const auto& host : host_of_rank) {
@@ -276,7 +314,7 @@ HostedRanks topology_of_hosts(const std::vector<std::string>& host_of_rank) {
   // Devices are counted host by host, ranks as they come.
   std::vector<int> next(hosts.size(), 0);
   for (std::size_t h = 1; h < hosts.size(); ++h) next[h] = next[h - 1] + counts[h - 1];
-  HostedRanks ranks{std::move(topology), {}};
+  HostedRanks ranks{std::move(topology), {}, ranks_per_process};
   for (const auto& host : host_of_rank) {
     ranks.device_of_rank.push_back(
         next[static_cast<std::size_t>(std::find(hosts.begin(), hosts.end(), host) - hosts.begin())]++);
@@ -375,6 +413,16 @@ LevelFit solve(const std::string& name, const std::vector<Equation>& equations) 
   return fit;
 }
 
+// Whether all neighbours along the axis are threads of one process.
+bool within_processes(const Grid& grid, Axis axis, const HostedRanks& ranks) {
+  for (const auto& group : grid.groups(axis)) {
+    for (int rank : group) {
+      if (rank / ranks.ranks_per_process != group.front() / ranks.ranks_per_process) return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 std::vector<LevelFit> fit_levels(HostedRanks& ranks, const std::vector<GridSamples>& measured) {
@@ -394,8 +442,7 @@ std::vector<LevelFit> fit_levels(HostedRanks& ranks, const std::vector<GridSampl
       const double host_volume = seconds({0, 1}, {0, 1e30});
       const double network_volume = seconds({0, 1e30}, {0, 1});
       const bool crosses = network_volume > 1e-12 * sample.bytes;
-      // Between threads a send hands memory over and moves nothing.
-      if (!crosses && sample.operation == CommOperation::send) continue;
+      if (sample.operation == CommOperation::send && within_processes(grid, sample.axes.front(), ranks)) continue;
       const double steps = crosses ? seconds({0, 1e30}, {1, 1e30}) : seconds({1, 1e30}, {0, 1e30});
       (crosses ? network : host)
           .push_back({steps, crosses ? network_volume : host_volume, sample.times.mean, sample.bytes, sample.weight});

@@ -183,6 +183,8 @@ class Step {
                                .weight_gradient = stage.weight_gradient.total()});
     }
     costs_.transfer = stack_.pp_overlap * transfer_;
+    // A pipeline rank that is walked stands for all its tensor and data ranks on the node.
+    costs_.at_once = run_.grid.degree(Axis::pp) / sharing();
   }
 
   // Elements of the model on a pipeline rank; a tied output matrix beside its embedding is the same matrix.
@@ -218,7 +220,7 @@ class Step {
       seconds = plan::exposed(cluster_, over_data(elements(rank), operation, stack_.gradient_bytes_sent),
                               rank_seconds(rank, ActionKind::backward));
     }
-    return seconds + tied_reduction(rank);
+    return sharing() * (seconds + tied_reduction(rank));
   }
 
   // The two uses of a tied embedding add their gradients across the pipeline.
@@ -232,8 +234,9 @@ class Step {
   // Of gathering the new parameters before the next step's first forward.
   double gather(int rank) const {
     if (run_.zero < 1 || run_.zero > 2) return 0;
-    return plan::exposed(cluster_, over_data(elements(rank), Operation::all_gather, stack_.parameter_bytes_sent),
-                         rank_seconds(rank, ActionKind::forward));
+    return sharing() * plan::exposed(cluster_,
+                                     over_data(elements(rank), Operation::all_gather, stack_.parameter_bytes_sent),
+                                     rank_seconds(rank, ActionKind::forward));
   }
 
   const std::vector<int>& stages_of(int rank) const { return map_->stages_of_rank[at(rank)]; }
@@ -244,6 +247,13 @@ class Step {
     return sum;
   }
 
+  // Ranks to a core, where all of a node compute.
+  double sharing() const {
+    if (cluster_.device.shared_cores == 0) return 1;
+    const int on_node = std::min(run_.grid.world(), cluster_.levels.front().size);
+    return std::max(1.0, static_cast<double>(on_node) / cluster_.device.shared_cores);
+  }
+
   double shards(const GroupPlacement& group, int from_zero) const { return run_.zero >= from_zero ? group.ranks : 1; }
 
   double sharded(const Elements& e, int from_zero) const {
@@ -251,7 +261,7 @@ class Step {
   }
 
   double optimizer_seconds(int rank) const {
-    return sharded(elements(rank), 1) * stack_.optimizer_traffic /
+    return sharing() * sharded(elements(rank), 1) * stack_.optimizer_traffic /
            (cluster_.device.memory_bandwidth * stack_.memory_efficiency);
   }
 
@@ -318,11 +328,11 @@ class Step {
     }
     out_.step_seconds = step_seconds(end, gathers);
     const auto busiest = std::max_element(simulation.busy.begin(), simulation.busy.end());
-    attribute(static_cast<int>(busiest - simulation.busy.begin()), gathers);
+    attribute(static_cast<int>(busiest - simulation.busy.begin()), *busiest, gathers);
     rate();
   }
 
-  void attribute(int rank, double gathers) {
+  void attribute(int rank, double busy, double gathers) {
     SecondsByCause& seconds = out_.seconds;
     for (const Action& action : schedule_.rows[at(rank)]) {
       if (!computes(action.kind)) continue;
@@ -331,6 +341,11 @@ class Step {
       seconds.tp_comm += cost.tp;
       seconds.dp_comm += cost.dp;
       seconds.pp_comm += cost.pp;
+    }
+    if (const double alone = seconds.total(); alone > 0) {  // on shared cores all takes longer
+      for (double* part : {&seconds.compute, &seconds.tp_comm, &seconds.dp_comm, &seconds.pp_comm}) {
+        *part *= busy / alone;
+      }
     }
     seconds.dp_comm += tail_reduction(rank) + gathers;
     seconds.optimizer = optimizer_seconds(rank) + stack_.step_seconds;

@@ -45,12 +45,6 @@ const char* kind_of(const Action& action) {
 
 }  // namespace
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 std::map<std::string, double> seconds_by_kind(const std::vector<Span>& spans) {
   std::map<std::string, double> seconds;
   for (const Span& span : spans) seconds[kind_of(span.action)] += span.end - span.begin;

@@ -36,6 +36,7 @@ void check_device(const DeviceSpec& device, const std::string& source, Problems&
   check.positive("float32-flops", device.float32_flops);
   check.positive("memory-bandwidth", device.memory_bandwidth);
   check.positive("processors", device.processors);
+  check.not_negative("shared-cores", device.shared_cores);
 }
 
 void check_level(const ClusterLevel& level, int inner, const std::string& where, Problems& problems) {

@@ -159,7 +159,7 @@ TEST(BenchCommand, MeasuresChecksAndFits) {
   EXPECT_EQ(result["levels"][0]["name"], "host");
   EXPECT_THAT(read_file(folder / "pairs.svg"), HasSubstr("GB/s one way"));
   // What was saved is a cluster like any other.
-  EXPECT_EQ(described({"--from", folder / "here.toml"})["devices"].size(), 4U);
+  EXPECT_EQ(described({"--from", folder / "here.toml"})["devices"].size(), 64U);  // threads, as cpu-local has
   EXPECT_EQ(run_cuboid({"bench", "comm", "--ops", "all_reduce", "fly"}).status, 2);
   EXPECT_EQ(run_cuboid({"bench", "comm", "--tp", "1"}).status, 2);
   EXPECT_EQ(run_cuboid({"bench", "speed"}).status, 2);
@@ -180,6 +180,11 @@ TEST(BenchCommand, MeasuresProductsStepsAndMappings) {
   const Outcome steps = run_cuboid(words);
   ASSERT_EQ(steps.status, 0) << steps.err;
   EXPECT_GT(json::parse(steps.out)["rank_0_seconds"]["F"], 0);
+  words.insert(words.end(), {"--save", folder / "c.toml", "--samples", "3"});
+  const Outcome fitted = run_cuboid(words);
+  ASSERT_EQ(fitted.status, 0) << fitted.err;
+  EXPECT_THAT(read_file(folder / "c.toml"), HasSubstr("shared-cores = "));
+  words.resize(words.size() - 4);
   EXPECT_TRUE(json::parse(steps.out).at("mfu").is_null()) << "nothing is known of this machine's peak";
   Words rated = words;
   rated.insert(rated.end(), {"--cluster", folder / "c.toml", "--recompute", "full"});

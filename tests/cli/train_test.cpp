@@ -87,6 +87,12 @@ TEST(Train, FollowsTheOracleAndReportsIt) {
   EXPECT_GT(result["predicted_bubble_fraction"], 1.0 / 3);
   EXPECT_LT(result["predicted_bubble_fraction"], 0.5);
   EXPECT_GT(result["tokens_per_second"], 0);
+  EXPECT_GT(result["step_seconds"], 0);
+  EXPECT_EQ(result["predicted_cluster"], "cpu-local");
+  double causes = 0;
+  for (const auto& [cause, seconds] : result["predicted_seconds"].items()) causes += seconds.get<double>();
+  EXPECT_GT(causes, 0);
+  expect_near_relative(causes, result["predicted_step_seconds"], 1e-9, "causes of the step");
   EXPECT_THAT(result["weights_hash"].get<std::string>(), ::testing::MatchesRegex("[0-9a-f]{16}"));
 
   const json wanted = expected("gpt2-tiny");

@@ -95,6 +95,24 @@ TEST(Simulate, TransfersTakeTimeBetweenRanksOnly) {
   EXPECT_EQ(simulate(add_transfers(make_schedule({"gpipe", 2, 1})), costs).makespan, 7);
 }
 
+// Two ranks on one core: whatever waits, the other computes, so nothing is idle and the work of both adds up.
+TEST(Simulate, RanksShareCores) {
+  const Schedule schedule = make_schedule({"1f1b", 2, 5, 1});
+  PipelineCosts costs;
+  costs.stages = {{.forward = 1, .backward = 2}, {.forward = 1.5, .backward = 2.5}};
+  const double alone = simulate(schedule, costs).makespan;
+  EXPECT_GT(alone, 5 * 4.0);
+  costs.at_once = 2;
+  EXPECT_EQ(simulate(schedule, costs).makespan, alone);
+  costs.at_once = 1;
+  const Simulation shared = simulate(schedule, costs);
+  EXPECT_NEAR(shared.makespan, 5 * (3 + 4), 1e-12);
+  EXPECT_EQ(shared.spans[0].size(), schedule.rows[0].size());
+  costs.at_once = 1.5;  // a core and a half: slower than two, faster than one
+  EXPECT_GT(simulate(schedule, costs).makespan, alone);
+  EXPECT_LT(simulate(schedule, costs).makespan, shared.makespan);
+}
+
 TEST(Simulate, OverlappedPairs) {
   PipelineCosts costs;
   costs.overlap = 0.8;

@@ -12,6 +12,7 @@
 #include "cuboid/core/error.h"
 #include "cuboid/formats/cluster_file.h"
 #include "cuboid/formats/topology.h"
+#include "cuboid/plan/measure_comm.h"
 
 namespace cuboid {
 namespace {
@@ -137,6 +138,34 @@ TEST(MappingModel, RefusesWhatItCannotPrice) {
   silent.fabric.clear();
   EXPECT_THROW(MappingModel(silent, grid(3, 1, 1), {}), Error);
   EXPECT_THROW(MappingModel(uniform(1, 2, 1, 0), grid(2, 1, 1), {}), Error);
+}
+
+// Two hosts of two ranks. Times that are made of a latency and a bandwidth a level give these back; two groups share
+// the card. What threads send is handed over, so its time says nothing of memory; what processes send does.
+TEST(LevelFit, FindsWhatTimesWereMadeOf) {
+  constexpr double kHost[] = {40e-6, 2e9};
+  constexpr double kNetwork[] = {90e-6, 0.1e9};
+  const auto fits_of = [&](int ranks_per_process) {
+    HostedRanks ranks = topology_of_hosts({"a", "a", "b", "b"}, ranks_per_process);
+    GridSamples measured{grid(2, 2, 1), {}};
+    for (const double bytes : {4096.0, 65536.0, 786432.0}) {
+      const double inside = 2 * kHost[0] + bytes / kHost[1];
+      const double across = 2 * kNetwork[0] + 2 * bytes / kNetwork[1];
+      measured.samples.push_back({{Axis::tp}, CommOperation::all_reduce, 2, bytes, {.mean = inside}, 1});
+      measured.samples.push_back({{Axis::dp}, CommOperation::all_reduce, 2, bytes, {.mean = across}, 1});
+      measured.samples.push_back({{Axis::tp}, CommOperation::send, 2, bytes, {.mean = 1e-6}, 1});
+      measured.samples.push_back({{Axis::tp, Axis::dp}, CommOperation::all_reduce, 2, bytes, {.mean = 1}, 1});
+    }
+    return fit_levels(ranks, {measured});
+  };
+  const auto threads = fits_of(2);
+  ASSERT_EQ(threads.size(), 2U);
+  EXPECT_NEAR(threads[0].latency, kHost[0], 1e-9 * kHost[0]);
+  EXPECT_NEAR(threads[0].bandwidth, kHost[1], 1e-9 * kHost[1]);
+  EXPECT_EQ(threads[0].samples, 3);
+  EXPECT_NEAR(threads[1].latency, kNetwork[0], 1e-9 * kNetwork[0]);
+  EXPECT_NEAR(threads[1].bandwidth, kNetwork[1], 1e-9 * kNetwork[1]);
+  EXPECT_EQ(fits_of(1)[0].samples, 6);
 }
 
 TEST(Placement, UncrossesPairs) {

@@ -48,6 +48,24 @@ TEST(Prediction, CausesAddUpToTheStep) {
   }
 }
 
+// Four ranks on two cores: all that computes takes twice as long; on four as long as where each has its own.
+TEST(Prediction, RanksShareCores) {
+  Cluster cluster = load_cluster("cpu-local");
+  RunConfig run;
+  run.grid = Grid({{2, 1, 1, 2, 1}}, Grid::kDefaultOrder);
+  run.seq_len = 64;
+  run.global_batch = 6;
+  const auto predicted = [&](int cores) {
+    cluster.device.shared_cores = cores;
+    return Predictor(load_model("gpt2-nano"), cluster).predict(run);
+  };
+  const StepPrediction own = predicted(0);
+  const StepPrediction shared = predicted(2);
+  EXPECT_EQ(predicted(4).step_seconds, own.step_seconds);
+  EXPECT_NEAR(shared.step_seconds, 2 * own.step_seconds, 1e-9 * own.step_seconds);
+  EXPECT_NEAR(shared.seconds.total(), shared.step_seconds, 1e-9 * own.step_seconds);
+}
+
 // Equal stages, no embedding or head to speak of, no transfers: the bubble of 1F1B is (p-1)/(m+p-1).
 TEST(Prediction, BubbleOfEqualStages) {
   ModelConfig model = wide_model(8);

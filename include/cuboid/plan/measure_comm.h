@@ -5,7 +5,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "cuboid/parallel/groups.h"
@@ -14,7 +16,7 @@
 
 namespace cuboid {
 
-/// Times of rounds that follow each other without a pause. A round's time is that of its slowest rank.
+/// Times of rounds. A round's time is that of its slowest rank.
 struct RoundTimes {
   int rounds = 0;
   double mean = 0;
@@ -28,12 +30,19 @@ struct RoundTimes {
 RoundTimes time_rounds(Communicator& world, const Device& device, const std::function<void()>& operation,
                        double seconds);
 
+/// Times an operation as a step does it: so many rounds in a row, which all ranks begin together, over and over, at
+/// least 3 times. The times of a round are a row's, divided by its rounds.
+RoundTimes time_rows(Communicator& world, const Device& device, const std::function<void()>& operation, int in_a_row,
+                     double seconds);
+
 /// What to measure.
 struct CommPlan {
   std::vector<std::vector<Axis>> axes;  ///< each alone, or several of which operations run at the same time
   std::vector<CommOperation> operations;
   std::vector<std::int64_t> sizes;  ///< bytes, as nccl-tests counts them
   double seconds = 0.2;             ///< of each measurement
+  /// Rounds that an axis alone has in a row, by operation and bytes (time_rows); not listed: without a pause.
+  std::map<std::tuple<Axis, CommOperation, std::int64_t>, int> in_a_row = {};
 };
 
 struct CommSample {
@@ -65,8 +74,10 @@ std::vector<PairSample> measure_pairs(Communicator& world, const Device& device,
 struct HostedRanks {
   Topology topology;
   std::vector<int> device_of_rank;
+  int ranks_per_process = 1;  ///< ranks that are threads of one process: what they send is handed over
 };
-HostedRanks topology_of_hosts(const std::vector<std::string>& host_of_rank);
+/// @pre a process's ranks follow each other
+HostedRanks topology_of_hosts(const std::vector<std::string>& host_of_rank, int ranks_per_process);
 
 /// Latency and bandwidth of a level.
 struct LevelFit {
@@ -86,8 +97,8 @@ struct GridSamples {
 };
 
 /// Least squares of relative errors of mean times (what a link carries for a while, not in its first burst) over the
-/// samples in which a level is the slowest, with the coefficients that the
-/// model of place.h gives each sample; samples of several axes at once are left out.
+/// samples in which a level is the slowest, with the coefficients that the model of place.h gives each sample. Left out
+/// are samples of several axes at once, and sends between threads, which move nothing.
 /// @return the levels that the samples show; the topology of `ranks` gets their numbers, and a note where one is not
 /// shown
 std::vector<LevelFit> fit_levels(HostedRanks& ranks, const std::vector<GridSamples>& measured);

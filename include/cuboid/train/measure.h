@@ -1,5 +1,4 @@
-// What measurements of training steps have in common: a matrix product to compare with, sums of what ranks did,
-// medians.
+// What measurements of training steps have in common: a matrix product to compare with, sums of what ranks did.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +10,6 @@
 #include "cuboid/value/schedule.h"
 
 namespace cuboid {
-
-/// The middle value; of an even number the upper one. @pre not empty
-double median(std::vector<double> values);
 
 /// Seconds by kind of action: F, B, I, W, step, and communication for all others.
 std::map<std::string, double> seconds_by_kind(const std::vector<Span>& spans);

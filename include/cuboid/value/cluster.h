@@ -20,6 +20,9 @@ struct DeviceSpec {
   double float32_flops = 0;       ///< the same, float32 (TF32 where the device multiplies so)
   double memory_bandwidth = 0;    ///< bytes/s, read and written bytes counted
   int processors = 1;             ///< multiprocessors (cores): matrix tiles that are computed at once
+  /// Cores that all devices of a group of the first level compute on: where more devices compute at a time, each gets
+  /// an equal share (ranks as threads). 0: each device computes by itself.
+  int shared_cores = 0;
   friend bool operator==(const DeviceSpec&, const DeviceSpec&) = default;
   /// Peak FLOP/s of matrix products. @pre float32 or bfloat16
   double flops(DType dtype) const { return dtype == DType::bfloat16 ? bfloat16_flops : float32_flops; }

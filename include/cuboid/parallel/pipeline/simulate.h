@@ -20,6 +20,9 @@ struct PipelineCosts {
   std::vector<StageCosts> stages = {StageCosts{}};  ///< one a stage, or one for all
   double transfer = 0;  ///< from the end of a stage on one rank until its neighbour on another rank can use the result
   double overlap = 1;   ///< an overlapped F and B take this times the sum of both
+  /// Ranks that can compute at full speed at a time. Where more compute, each has an equal share of that (processor
+  /// sharing): ranks that are threads on few cores, to which another rank's bubble is a gift. 0: all of them.
+  double at_once = 0;
   /// Share of a micro-batch's activations that I frees already (the rest stays until W); B frees all.
   double freed_by_input_gradient = 0;
 
