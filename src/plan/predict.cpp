@@ -11,6 +11,7 @@
 #include "cuboid/core/units.h"
 #include "cuboid/models/registry.h"
 #include "cuboid/parallel/pipeline/auto_schedule.h"
+#include "cuboid/parallel/pipeline/critical_path.h"
 #include "cuboid/parallel/pipeline/generators.h"
 #include "cuboid/parallel/pipeline/select.h"
 
@@ -56,6 +57,9 @@ const ActionCost& cost_of(const BlockPrice& stage, ActionKind kind) {
   }
 }
 
+// Critical paths kept of a schedule: under different costs different ones decide.
+constexpr std::size_t kMostPaths = 6;
+
 // Where a grid's groups lie on the cluster, each with a number that groups which lie alike share.
 struct Placed {
   bool known = false;
@@ -83,7 +87,8 @@ class Step {
         price_(price),
         training_flops_(training_flops) {}
 
-  StepBound bound(const Stages& stages, const ScheduleShape& shape) {
+  /// @param paths  critical paths of this schedule under other costs
+  StepBound bound(const Stages& stages, const ScheduleShape& shape, const std::vector<CriticalPath>& paths) {
     stages_ = stages;
     map_ = &shape.map;
     add_transfers_and_overheads();
@@ -97,15 +102,23 @@ class Step {
       end = std::max(end, least_end(rank, shape) + tail_reduction(rank) + optimizer_seconds(rank));
       gathers = std::max(gathers, gather(rank));
     }
+    for (const CriticalPath& path : paths) {
+      end = std::max(end, seconds_of(path) + tail_reduction(path.rank) + optimizer_seconds(path.rank));
+    }
     bound.step_seconds = step_seconds(end, gathers);
     return bound;
   }
 
   /// @param schedule  the run's, if it is known already
-  StepPrediction run(const Schedule* schedule) {
+  /// @param paths     takes the schedule's critical path under these costs, if it is a new one; may be null
+  StepPrediction run(const Schedule* schedule, std::vector<CriticalPath>* paths) {
     lay_out(schedule);
     const Simulation simulation = simulate(schedule_, costs_);
-    time(simulation);
+    const int slowest = time(simulation);
+    if (paths != nullptr && paths->size() < kMostPaths && stack_.step_barrier && sharing() == 1) {
+      CriticalPath path = critical_path(schedule_, costs_, simulation, slowest);
+      if (std::find(paths->begin(), paths->end(), path) == paths->end()) paths->push_back(std::move(path));
+    }
     measure(simulation);
     judge();
     if (options_.spans) {
@@ -315,7 +328,22 @@ class Step {
     bound.memory_bytes = std::max({bound.memory_bytes, bytes(most.of_whole) + temporary, bytes(most.of_weights)});
   }
 
-  void time(const Simulation& simulation) {
+  double seconds_of(const CriticalPath& path) const {
+    constexpr ActionKind kKinds[] = {ActionKind::forward, ActionKind::backward, ActionKind::input_gradient,
+                                     ActionKind::weight_gradient};
+    double sum = path.transfers * stack_.pp_overlap * transfer_;
+    for (int stage = 0; stage < stages_.count(); ++stage) {
+      for (std::size_t kind = 0; kind < std::size(kKinds); ++kind) {
+        const int count = path.actions[at(stage)][kind];
+        if (count > 0) sum += count * cost_of(stages_[stage], kKinds[kind]).total();
+      }
+    }
+    return sum * (1 - 1e-12);  // the walk adds in another order
+  }
+
+  // Returns the rank that ends last.
+  int time(const Simulation& simulation) {
+    int slowest = 0;
     const int ranks = schedule_.ranks();
     double end = 0;
     double gathers = 0;
@@ -323,13 +351,16 @@ class Step {
       const double last = simulation.spans[at(rank)].empty() ? 0 : simulation.spans[at(rank)].back().end;
       const double span = simulation.busy[at(rank)] + simulation.idle_in_span[at(rank)];
       const double own = stack_.step_barrier ? last : span;
-      end = std::max(end, own + tail_reduction(rank) + optimizer_seconds(rank));
+      const double now = own + tail_reduction(rank) + optimizer_seconds(rank);
+      if (now > end) slowest = rank;
+      end = std::max(end, now);
       gathers = std::max(gathers, gather(rank));
     }
     out_.step_seconds = step_seconds(end, gathers);
     const auto busiest = std::max_element(simulation.busy.begin(), simulation.busy.end());
     attribute(static_cast<int>(busiest - simulation.busy.begin()), *busiest, gathers);
     rate();
+    return slowest;
   }
 
   void attribute(int rank, double busy, double gathers) {
@@ -506,6 +537,17 @@ struct Predictor::Shapes {
   // Schedules that runs of a search share; null for one that is no name. It holds until the next call.
   std::map<std::tuple<std::string, int, int, int>, Schedule> schedules;  // by name, ranks, micro-batches and stages
   std::size_t actions = 0;                                               // of all of them
+  std::map<std::tuple<std::string, int, int, int>, std::vector<CriticalPath>> known_paths;  // by the same
+  static std::tuple<std::string, int, int, int> key(const RunConfig& run) {
+    return {run.schedule, run.grid.degree(Axis::pp), run.micro_batches(), run.virtual_stages};
+  }
+  std::vector<CriticalPath>& paths(const RunConfig& run) { return known_paths[key(run)]; }
+  const std::vector<CriticalPath>& paths_so_far(const RunConfig& run) const {
+    static const std::vector<CriticalPath> none;
+    if (known_paths.empty()) return none;
+    const auto found = known_paths.find(key(run));
+    return found == known_paths.end() ? none : found->second;
+  }
   const Schedule* schedule(const RunConfig& run) {
     const auto& names = schedule_names();
     if (run.max_activations > 0 || std::find(names.begin(), names.end(), run.schedule) == names.end()) return nullptr;
@@ -514,9 +556,8 @@ struct Predictor::Shapes {
       schedules.clear();
       actions = 0;
     }
-    const std::tuple key(run.schedule, run.grid.degree(Axis::pp), run.micro_batches(), run.virtual_stages);
-    if (const auto found = schedules.find(key); found != schedules.end()) return &found->second;
-    const Schedule& made = schedules.emplace(key, schedule_of(run)).first->second;
+    if (const auto found = schedules.find(key(run)); found != schedules.end()) return &found->second;
+    const Schedule& made = schedules.emplace(key(run), schedule_of(run)).first->second;
     for (const auto& row : made.rows) actions += row.size();
     return &made;
   }
@@ -580,15 +621,16 @@ StepBound Predictor::bound(const RunConfig& run, double memory_limit) {
   const PredictOptions options{.spans = false, .memory_limit = memory_limit};
   return Step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid),
               shapes_->flops(model_, run.seq_len))
-      .bound(stages->second, shape);
+      .bound(stages->second, shape, shapes_->paths_so_far(run));
 }
 
 StepPrediction Predictor::predict(const RunConfig& run, const PredictOptions& options) {
   Cached& traced = cached(run);
   const Priced& prices = priced(traced, run);
+  const Schedule* schedule = shapes_->schedule(run);
   return Step(cluster_, model_, run, traced.trace, options, prices.price, shapes_->place(cluster_, run.grid),
               shapes_->flops(model_, run.seq_len))
-      .run(shapes_->schedule(run));
+      .run(schedule, schedule != nullptr ? &shapes_->paths(run) : nullptr);
 }
 
 void check_cluster(const Cluster& cluster, const RunConfig& run, Problems& problems) {

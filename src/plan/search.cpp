@@ -254,12 +254,20 @@ class Search {
     const auto most = static_cast<std::size_t>(request_.top);
     for (std::size_t i = 0; i < open_.size(); ++i) {
       auto& best = result_.best;
-      if (!request_.exhaustive && best.size() == most && open_[i].bound > best.back().prediction.step_seconds &&
-          beaten(open_[i].bound, open_[i].memory)) {
+      const auto hopeless = [&](double seconds) {
+        return !request_.exhaustive && best.size() == most && seconds > best.back().prediction.step_seconds &&
+               beaten(seconds, open_[i].memory);
+      };
+      if (hopeless(open_[i].bound)) {
         reject(kBeaten);
         continue;
       }
       RunConfig run = run_of(open_[i]);
+      // What was walked since has taught what its schedule cannot do better.
+      if (hopeless(predictor_.bound(run).step_seconds)) {
+        reject(kBeaten);
+        continue;
+      }
       StepPrediction prediction = predictor_.predict(run, {.spans = false, .memory_limit = limit_});
       if (!prediction.feasible) {
         reject(kMemory);

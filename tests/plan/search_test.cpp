@@ -134,8 +134,13 @@ TEST(Bounds, AreBelowWhatIsFound) {
           run.global_batch = 64;
           run.seq_len = 512;
           run.dtype = DType::bfloat16;
+          // Other predictions of the same schedule may have taught a better bound.
           const StepBound bound = predictor.bound(run);
           const StepPrediction found = predictor.predict(run);
+          const double taught = predictor.bound(run).step_seconds;
+          EXPECT_GE(taught, bound.step_seconds) << schedule << " zero " << zero;
+          EXPECT_LE(taught, found.step_seconds * (1 + 1e-12)) << schedule << " zero " << zero;
+          EXPECT_GT(taught, (1 - 1e-9) * found.step_seconds) << schedule << " zero " << zero;
           EXPECT_LE(bound.step_seconds, found.step_seconds * (1 + 1e-12)) << schedule << " zero " << zero;
           EXPECT_LE(bound.memory_bytes, found.memory().total() * (1 + 1e-12)) << schedule << " zero " << zero;
           // And near enough to be of use.
