@@ -9,13 +9,12 @@
 
 #include "cuboid/core/error.h"
 #include "cuboid/core/units.h"
-#include "cuboid/models/registry.h"
 #include "cuboid/parallel/pipeline/auto_schedule.h"
 #include "cuboid/parallel/pipeline/critical_path.h"
-#include "cuboid/parallel/pipeline/generators.h"
 #include "cuboid/parallel/pipeline/select.h"
 
 #include "pipeline_shape.h"
+#include "shared_shapes.h"
 #include "stages.h"
 
 namespace cuboid {
@@ -26,6 +25,7 @@ using plan::BlockPrice;
 using plan::Held;
 using plan::ModelPrice;
 using plan::MostHeld;
+using plan::Placed;
 using plan::ScheduleShape;
 using plan::StageMap;
 using plan::Stages;
@@ -59,17 +59,6 @@ const ActionCost& cost_of(const BlockPrice& stage, ActionKind kind) {
 
 // Critical paths kept of a schedule: under different costs different ones decide.
 constexpr std::size_t kMostPaths = 6;
-
-// Where a grid's groups lie on the cluster, each with a number that groups which lie alike share.
-struct Placed {
-  bool known = false;
-  Grid grid = {};
-  TracedGroups traced = {};
-  int traced_number = 0;
-  plan::DataGroups data = {};
-  int data_number = 0;
-  GroupPlacement stages = {};  // of a pipeline
-};
 
 // One run on one cluster.
 class Step {
@@ -492,90 +481,7 @@ struct Predictor::Cached {
   std::map<std::array<int, 4>, Priced> prices;
 };
 
-struct Predictor::Shapes {
-  std::map<int, double> training_flops;  // per token, by sequence length
-  double flops(const ModelConfig& model, int seq_len) {
-    const auto [found, is_new] = training_flops.try_emplace(seq_len);
-    if (is_new) found->second = flops_per_token(model, seq_len).training();
-    return found->second;
-  }
-
-  // Where the groups of the grid lie that was asked for last: a search asks for one grid many times in a row.
-  Placed placed;
-  std::vector<std::vector<int>> places;  // that have a number: it is their index
-  const Placed& place(const Cluster& cluster, const Grid& grid) {
-    if (!placed.known || !(placed.grid == grid)) {
-      placed = {true,
-                grid,
-                place_traced_groups(cluster, grid),
-                0,
-                plan::place_data_groups(cluster, grid),
-                0,
-                place_group(cluster, grid, {Axis::pp})};
-      placed.traced_number = number(places, lie({&placed.traced.tp, &placed.traced.cp, &placed.traced.ep}));
-      placed.data_number = number(places, lie({&placed.data.dense, &placed.data.expert}));
-    }
-    return placed;
-  }
-  static std::vector<int> lie(std::initializer_list<const GroupPlacement*> groups) {
-    std::vector<int> numbers;
-    for (const GroupPlacement* group : groups) {
-      numbers.push_back(group->ranks);
-      numbers.insert(numbers.end(), group->inside.begin(), group->inside.end());
-    }
-    return numbers;
-  }
-
-  template <typename T>
-  static int number(std::vector<T>& known, T value) {
-    const auto found = std::find(known.begin(), known.end(), value);
-    const auto index = static_cast<int>(found - known.begin());
-    if (found == known.end()) known.push_back(std::move(value));
-    return index;
-  }
-
-  // Schedules that runs of a search share; null for one that is no name. It holds until the next call.
-  std::map<std::tuple<std::string, int, int, int>, Schedule> schedules;  // by name, ranks, micro-batches and stages
-  std::size_t actions = 0;                                               // of all of them
-  std::map<std::tuple<std::string, int, int, int>, std::vector<CriticalPath>> known_paths;  // by the same
-  static std::tuple<std::string, int, int, int> key(const RunConfig& run) {
-    return {run.schedule, run.grid.degree(Axis::pp), run.micro_batches(), run.virtual_stages};
-  }
-  std::vector<CriticalPath>& paths(const RunConfig& run) { return known_paths[key(run)]; }
-  const std::vector<CriticalPath>& paths_so_far(const RunConfig& run) const {
-    static const std::vector<CriticalPath> none;
-    if (known_paths.empty()) return none;
-    const auto found = known_paths.find(key(run));
-    return found == known_paths.end() ? none : found->second;
-  }
-  const Schedule* schedule(const RunConfig& run) {
-    const auto& names = schedule_names();
-    if (run.max_activations > 0 || std::find(names.begin(), names.end(), run.schedule) == names.end()) return nullptr;
-    constexpr std::size_t kMostActions = 1 << 22;  // 64 MiB
-    if (actions > kMostActions) {
-      schedules.clear();
-      actions = 0;
-    }
-    if (const auto found = schedules.find(key(run)); found != schedules.end()) return &found->second;
-    const Schedule& made = schedules.emplace(key(run), schedule_of(run)).first->second;
-    for (const auto& row : made.rows) actions += row.size();
-    return &made;
-  }
-
-  std::map<std::tuple<std::string, int, int>, ScheduleShape> known;  // by name, ranks and virtual stages
-  std::vector<std::vector<bool>> boundaries;                         // that have a number
-
-  const ScheduleShape& of(const RunConfig& run) {
-    const int ranks = run.grid.degree(Axis::pp);
-    const int virtual_stages = run.virtual_stages > 0 ? run.virtual_stages : default_virtual_stages(run.schedule);
-    const auto [found, is_new] = known.try_emplace({run.schedule, ranks, virtual_stages});
-    if (is_new) {
-      found->second = ScheduleShape(run.schedule, ranks, virtual_stages);
-      found->second.boundaries = number(boundaries, found->second.map.remote());
-    }
-    return found->second;
-  }
-};
+struct Predictor::Shapes : plan::SharedShapes {};
 
 Predictor::Predictor(ModelConfig model, Cluster cluster)
     : model_(std::move(model)), cluster_(std::move(cluster)), shapes_(std::make_unique<Shapes>()) {}
@@ -610,7 +516,7 @@ Predictor::Priced& Predictor::priced(Cached& cached, const RunConfig& run) {
 StepBound Predictor::bound(const RunConfig& run, double memory_limit) {
   Cached& traced = cached(run);
   Priced& prices = priced(traced, run);
-  const ScheduleShape& shape = shapes_->of(run);
+  const ScheduleShape& shape = shapes_->shape(run);
   const auto count = static_cast<int>(shape.map.rank_of_stage.size());
   const auto [stages, is_new] = prices.stages.try_emplace({count, shape.split, shape.boundaries, shape.ranks()});
   if (is_new) {
