@@ -30,7 +30,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kFitSeconds = 0.1;  // of each measurement before the fit
 constexpr int kFitPasses = 3;
-constexpr double kLeastWeight = 0.02;
+constexpr double kLeastWeight = 1e-3;
 constexpr int kMostInARow = 16;  // more are like these
 constexpr std::int64_t kSmallBytes = 4096;
 constexpr const char* kUsage = "cuboid bench map --model M --tp N --pp N --dp N [flags]";
@@ -238,10 +238,11 @@ std::vector<LevelFit> measured_levels(HostedRanks& hosted, const Request& reques
   std::vector<GridSamples> measured;
   for (std::size_t g = 0; g < std::size(grids); ++g) {
     GridSamples& set = measured.emplace_back(GridSamples{grids[g], middle_of(passes[g])});
-    // What the step does most counts most, and what it hardly does still a little.
+    // What the step does most counts most; what it hardly does must not decide, since relative errors of small messages
+    // are large.
     for (CommSample& sample : set.samples) {
-      const auto share = sent.find({sample.axes.front(), sample.operation, static_cast<std::int64_t>(sample.bytes)});
-      sample.weight = std::max(kLeastWeight, share == sent.end() ? 0 : share->second / all);
+      const auto own = sent.find({sample.axes.front(), sample.operation, static_cast<std::int64_t>(sample.bytes)});
+      sample.weight = std::max(kLeastWeight, own == sent.end() ? 0 : own->second / all);
     }
   }
   return fit_levels(hosted, measured);

@@ -149,13 +149,13 @@ TEST_F(Network, TheBenchClockAddsNothingToACollective) {
 }
 
 // A narrow model: between its ranks go 32 bytes for every few hundred FLOPs, so that tensor parallel traffic dominates.
-std::string map_of(const std::string& more) {
+std::string map_of(const std::string& more, int rounds) {
   const std::string folder = testing::TempDir() + "cuboid-narrow-" + std::to_string(getpid());
   std::filesystem::create_directories(folder);
   std::ofstream(folder + "/config.json")
       << R"({"model_type": "gpt2", "n_layer": 8, "n_embd": 64, "n_head": 4, "n_inner": 64, "n_positions": 128, "vocab_size": 256})";
-  return "$CUBOID bench map --json --model " + folder + " --seq-len 128 --global-batch 32 --micro-batch 8 --rounds 3 " +
-         more;
+  return "$CUBOID bench map --json --ranks-per-process 2 --model " + folder +
+         " --seq-len 128 --global-batch 32 --micro-batch 8 --rounds " + std::to_string(rounds) + " " + more;
 }
 
 // Inside hosts tensor parallel communication takes less than half the time that it takes across.
@@ -164,7 +164,7 @@ TEST_F(Network, ThePlacerKeepsTensorRanksOnAHost) {
   std::string seen;
   bool good = false;
   for (int attempt = 0; attempt < 3 && !good; ++attempt) {
-    const Ended ended = shell(mpirun(2) + map_of("--tp 2 --dp 2"));
+    const Ended ended = shell(mpirun(1) + map_of("--tp 2 --dp 2", 3));
     ASSERT_EQ(ended.status, 0) << ended.err;
     seen += ended.out;
     const json map = json::parse(ended.out);
@@ -187,7 +187,7 @@ TEST_F(Network, DISABLED_ThePlacersChoiceIsTheMeasuredBest) {
   };
   for (const auto& [grid, worst_to_best] :
        {Case{"--tp 2 --dp 2", 2.0}, {"--pp 2 --dp 2", 1.0}, {"--tp 2 --pp 2", 1.0}}) {
-    const Ended ended = shell(mpirun(2) + map_of(grid));
+    const Ended ended = shell(mpirun(1) + map_of(grid, 7));
     ASSERT_EQ(ended.status, 0) << ended.err;
     const json map = json::parse(ended.out);
     EXPECT_TRUE(map.at("choice_is_best").get<bool>()) << grid << ended.out;

@@ -1,6 +1,7 @@
 #include "span_group.h"
 
 #include <algorithm>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -39,18 +40,15 @@ SpanGroup::SpanGroup(Exchange& exchange, std::shared_ptr<World> world, std::vect
       way_back_.push_back(stretch->process);
     }
   }
-  // Where a host has several members, sending each one's data over the network costs more than passing sums on. On one
-  // host only members that share memory are worth it.
-  std::map<std::string, std::size_t> members_of_host;
+  // Between hosts, chunks that follow each other keep the links busy in both directions; parts of a tensor, exchanged
+  // in two rounds, leave them idle in between. On one host only members that share memory are worth it.
+  std::set<std::string> hosts;
   std::size_t most_of_process = 0;
-  std::size_t most_of_host = 0;
   for (std::size_t p = 0; p < members_.size(); ++p) {
-    auto& on_host = members_of_host[exchange_.hosts()[static_cast<std::size_t>(process_number_[p])]];
-    on_host += members_[p].size();
+    hosts.insert(exchange_.hosts()[static_cast<std::size_t>(process_number_[p])]);
     most_of_process = std::max(most_of_process, members_[p].size());
-    most_of_host = std::max(most_of_host, on_host);
   }
-  in_stretches_ = most_of_process > 1 || (members_of_host.size() > 1 && most_of_host > 1);
+  in_stretches_ = most_of_process > 1 || hosts.size() > 1;
   entered_.resize(locals());
   for (std::size_t i = 0; i < locals(); ++i) mailboxes_.push_back(std::make_unique<Mailbox>());
 }

@@ -1,9 +1,9 @@
-// Large reductions of groups with several members a process or host. The chunks of a sum travel through the stretches
-// of consecutive members in ascending order: each process adds its members to the partial sum that the one before
-// sends. The result goes back through the processes (all_reduce) or to the owner of its part (reduce_scatter). A link
-// carries each byte once in each direction at the same time, whatever the number of members a process; and the order of
-// summation, so every bit, is that of one process. The price is a latency that grows with the number of processes,
-// which chunks that follow each other hide in large messages.
+// Large reductions of groups on several hosts, or with several members a process. The chunks of a sum travel through
+// the stretches of consecutive members in ascending order: each process adds its members to the partial sum that the
+// one before sends. The result goes back through the processes (all_reduce) or to the owner of its part
+// (reduce_scatter). A link carries each byte once in each direction at the same time, whatever the number of members a
+// process; and the order of summation, so every bit, is that of one process. The price is a latency that grows with the
+// number of processes, which chunks that follow each other hide in large messages.
 #include <algorithm>
 #include <cstring>
 
