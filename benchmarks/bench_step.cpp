@@ -20,10 +20,11 @@
 #include <fmt/format.h>
 #include <omp.h>
 
-#include "cuboid/core/random.h"
+#include "cuboid/core/median.h"
 #include "cuboid/core/text.h"
 #include "cuboid/formats/hf_config.h"
 #include "cuboid/train/check.h"
+#include "cuboid/train/measure.h"
 #include "cuboid/train/step_runner.h"
 
 namespace cuboid {
@@ -43,11 +44,6 @@ Seconds2 now() {
 
 Seconds2 operator-(Seconds2 a, Seconds2 b) {
   return {a.wall - b.wall, a.cpu - b.cpu};
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 template <typename F>
@@ -110,15 +106,7 @@ class Session {
       if (stop_) return;
       runner.step(s);
       if (context.rank == 0) {
-        for (const Span& span : runner.spans()) {
-          Action kind = span.action;
-          spans[kind.kind == ActionKind::forward           ? "F"
-                : kind.kind == ActionKind::backward        ? "B"
-                : kind.kind == ActionKind::input_gradient  ? "I"
-                : kind.kind == ActionKind::weight_gradient ? "W"
-                : kind.kind == ActionKind::step            ? "step"
-                                                           : "communication"] += span.end - span.begin;
-        }
+        for (const auto& [kind, seconds] : seconds_by_kind(runner.spans())) spans[kind] += seconds;
       }
     }
   }
@@ -135,34 +123,19 @@ class Session {
 /// A 1024³ product of one thread group, over and over.
 class Product {
  public:
-  explicit Product(DType dtype) {
-    const auto random = [&](std::uint64_t key) {
-      const Tensor numbers = device_.empty({kSize, kSize}, DType::float32, Category::workspace);
-      for (std::int64_t i = 0; i < numbers.elements(); ++i) {
-        numbers.data<float>()[i] = static_cast<float>(normal_of(key, static_cast<std::uint64_t>(i)));
-      }
-      const Tensor made = device_.empty({kSize, kSize}, dtype, Category::workspace);
-      kernels::convert(device_, numbers.data<float>(), made);
-      return made;
-    };
-    a_ = random(1);
-    b_ = random(2);
-    c_ = device_.zeros({kSize, kSize}, dtype, Category::workspace);
-    kernels::matmul(device_, a_, b_, c_);
-  }
+  explicit Product(DType dtype) : product_({}, dtype, kSize, kSize, kSize) {}
   void measure() {
     const Seconds2 begin = now();
-    for (int i = 0; i < kRepeats; ++i) kernels::matmul(device_, a_, b_, c_);
+    for (int i = 0; i < kRepeats; ++i) product_.multiply();
     times_.push_back(now() - begin);
   }
-  static double flops() { return 2.0 * kSize * kSize * kSize * kRepeats; }
+  double flops() const { return kRepeats * product_.flops(); }
   const std::vector<Seconds2>& times() const { return times_; }
 
  private:
   static constexpr std::int64_t kSize = 1024;
   static constexpr int kRepeats = 20;
-  Device device_;
-  Tensor a_, b_, c_;
+  TimedProduct product_;
   std::vector<Seconds2> times_;
 };
 
@@ -220,8 +193,8 @@ void report(const std::vector<std::unique_ptr<Session>>& sessions, std::map<DTyp
   const auto cpu = [](Seconds2 t) { return t.cpu; };
   for (const auto& [dtype, product] : products) {
     fmt::print("matmul 1024x1024x1024 {}: {:.1f} GFLOP/s by CPU time, {:.1f} by wall clock (median of {})\n",
-               name_of(dtype), Product::flops() / median_of(product.times(), cpu) * 1e-9,
-               Product::flops() / median_of(product.times(), wall) * 1e-9, product.times().size());
+               name_of(dtype), product.flops() / median_of(product.times(), cpu) * 1e-9,
+               product.flops() / median_of(product.times(), wall) * 1e-9, product.times().size());
   }
   fmt::print("{:32} {:>10} {:>10} {:>12} {:>12} {:>10} {:>10} {:>8}\n", "variant", "step s", "tokens/s", "GFLOP/s rank",
              "of matmul", "cpu s", "of matmul", "vs first");
@@ -233,8 +206,8 @@ void report(const std::vector<std::unique_ptr<Session>>& sessions, std::map<DTyp
     const double cpu_seconds = median_of(session->steps, cpu);
     const auto& product = products.at(run.dtype);
     // A product of `threads` threads against a rank of as many.
-    const double peak_wall = Product::flops() / median_of(product.times(), wall);
-    const double peak_cpu = Product::flops() / median_of(product.times(), cpu);
+    const double peak_wall = product.flops() / median_of(product.times(), wall);
+    const double peak_cpu = product.flops() / median_of(product.times(), cpu);
     std::vector<double> ratios;
     for (std::size_t i = 0; i < session->steps.size(); ++i) {
       ratios.push_back(session->steps[i].cpu / sessions.front()->steps[i].cpu);

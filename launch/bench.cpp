@@ -41,6 +41,21 @@ void add_ranks_flags(Flags& flags, BenchRanks& where) {
   flags.real("deadline", where.deadline, "longest wait for another rank, in seconds", "SECONDS");
 }
 
+void choose_gpus(BenchRanks& where, int world, Problems& problems) {
+  try {
+    where.gpus = choose_gpus(where.device, world, job(), where.ranks_per_process);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::request) throw;
+    problems.add(error.what());
+  }
+}
+
+void check_threads(DeviceChoice device, int threads_per_rank, Problems& problems) {
+  problems.add_if(device == DeviceChoice::cuda && threads_per_rank > 1,
+                  fmt::format("--threads-per-rank {}: with --device cuda a rank computes on its GPU; leave it at 1",
+                              threads_per_rank));
+}
+
 int ranks_per_process(int world, const BenchRanks& where) {
   return job() == nullptr ? world : where.ranks_per_process;
 }
@@ -65,7 +80,7 @@ std::vector<std::string> hosts_of_ranks(int world, const BenchRanks& where) {
 
 void run_on_ranks(int world, const BenchRanks& where, int threads_per_rank,
                   const std::function<void(RankContext&)>& body) {
-  const RankOptions options{.deadline = where.deadline, .threads_per_rank = threads_per_rank};
+  const RankOptions options{.deadline = where.deadline, .threads_per_rank = threads_per_rank, .gpus = where.gpus};
   if (Processes* all = job()) {
     all->run(world, where.ranks_per_process, body, options);
   } else {
@@ -88,6 +103,9 @@ void add_run_flags_of_bench(Flags& flags, BenchRun& bench) {
   flags.whole("global-batch", run.global_batch, "sequences a step", 1);
   flags.choice<DType>("dtype", run.dtype, {{"float32", DType::float32}, {"bfloat16", DType::bfloat16}},
                       "computed with");
+  flags.choice<Recompute>("recompute", run.recompute,
+                          {{"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}},
+                          "activations computed again in backward, as in train");
   flags.whole("threads-per-rank", run.threads_per_rank, "threads of a rank's matrix products", 1, 1024);
 }
 
@@ -103,9 +121,21 @@ RunConfig checked_run(const BenchRun& bench, const ModelConfig& model, Problems&
   return run;
 }
 
-void save_levels(const std::string& path, const Topology& topology, const std::vector<LevelFit>& fits) {
+Cluster cluster_to_complete(const std::string& path, const std::vector<int>& gpus) {
   std::error_code ignored;
-  Cluster cluster = load_cluster(std::filesystem::exists(path, ignored) ? path : "cpu-local");
+  if (std::filesystem::exists(path, ignored)) return load_cluster(path);
+  if (gpus.empty()) return load_cluster("cpu-local");
+  const GpuReport report = find_gpus();
+  const Gpu& gpu = report.gpus.at(static_cast<std::size_t>(gpus.front()));
+  const auto rated = rating_of(gpu);
+  if (rated) return load_cluster(rated->cluster);
+  throw Error(
+      ErrorKind::request,
+      fmt::format("--save {}: no cluster preset has the {}: name a file that has, with its [device]", path, gpu.name));
+}
+
+void save_levels(const std::string& path, Cluster cluster, const Topology& topology,
+                 const std::vector<LevelFit>& fits) {
   if (topology.kinds.size() > 1) {
     throw Error(ErrorKind::request,
                 fmt::format("--save {}: a cluster's hosts are alike, and these have unlike numbers of ranks", path));

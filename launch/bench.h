@@ -13,6 +13,7 @@
 
 #include "launch/commands.h"
 #include "launch/flags.h"
+#include "launch/gpus.h"
 
 namespace cuboid::launch {
 
@@ -25,8 +26,16 @@ int bench_map(const Arguments& arguments);
 struct BenchRanks {
   int ranks_per_process = 1;
   double deadline = 600;
+  DeviceChoice device = DeviceChoice::automatic;
+  std::vector<int> gpus = {};  ///< of this process's ranks; empty: they compute on the CPU
 };
 void add_ranks_flags(Flags& flags, BenchRanks& where);
+
+/// Sets where.gpus by where.device. A request that cannot be met goes to problems.
+void choose_gpus(BenchRanks& where, int world, Problems& problems);
+
+/// As train: ranks on GPUs have no use for threads.
+void check_threads(DeviceChoice device, int threads_per_rank, Problems& problems);
 
 /// Ranks that are threads of one process.
 int ranks_per_process(int world, const BenchRanks& where);
@@ -46,9 +55,12 @@ void add_run_flags_of_bench(Flags& flags, BenchRun& bench);
 /// The run with its grid. Every fault goes to problems.
 RunConfig checked_run(const BenchRun& bench, const ModelConfig& model, Problems& problems);
 
-/// Levels fitted, as a cluster file for plan and simulate: cores and software of the preset cpu-local, or of the file
-/// that is there already, with these levels. @throws Error{request} where hosts have unlike numbers of ranks
-void save_levels(const std::string& path, const Topology& topology, const std::vector<LevelFit>& fits);
+/// The cluster that --save completes: the file that is there already, else the preset of the first GPU used, or
+/// cpu-local without any. @throws Error{request} for a GPU that no preset has
+Cluster cluster_to_complete(const std::string& path, const std::vector<int>& gpus);
+/// Levels fitted, as a cluster file for plan and simulate: devices and software of `cluster`, with these levels.
+/// @throws Error{request} where hosts have unlike numbers of ranks
+void save_levels(const std::string& path, Cluster cluster, const Topology& topology, const std::vector<LevelFit>& fits);
 
 /// Per-level figures with their goodness, as lines of text.
 std::string fits_text(const std::vector<LevelFit>& fits);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <set>
 #include <sstream>
 
 #include <fmt/format.h>
@@ -54,7 +55,7 @@ void add_flags(Flags& flags, Request& request) {
   flags.section("Grid");
   for (Axis axis : kAxes)
     flags.whole(name_of(axis), request.degrees[axis],
-                "degree of the axis; none given: all ranks of a job, else 2, along tp", 1);
+                "degree of the axis; none given: all ranks of a job, else all GPUs, at least 2, along tp", 1);
   flags.text("order", "AXES", request.order, "axes from the fastest-varying on");
   flags.section("Measurement");
   flags.add(
@@ -259,7 +260,11 @@ void check_save(const Request& request, const Grid& grid, const std::vector<std:
 Grid grid_of(const Flags& flags, Request& request) {
   const bool given =
       std::any_of(kAxes.begin(), kAxes.end(), [&](Axis a) { return flags.value_of(name_of(a)).has_value(); });
-  if (!given) request.degrees[Axis::tp] = job() == nullptr ? 2 : job()->processes() * request.where.ranks_per_process;
+  if (!given) {
+    const auto gpus = request.where.device == DeviceChoice::cuda ? static_cast<int>(find_gpus().gpus.size()) : 0;
+    request.degrees[Axis::tp] =
+        job() == nullptr ? std::max(gpus, 2) : job()->processes() * request.where.ranks_per_process;
+  }
   return {request.degrees, request.order};
 }
 
@@ -270,6 +275,7 @@ int bench_comm(const Arguments& arguments) {
   Request request;
   add_flags(flags, request);
   add_ranks_flags(flags, request.where);
+  add_device_flag(flags, request.where.device);
   Problems problems;
   if (!flags.read(arguments, problems)) return 0;
   join_job(FabricKind::automatic);
@@ -286,9 +292,16 @@ int bench_comm(const Arguments& arguments) {
     }
   }
   problems.throw_if_any();
+  choose_gpus(request.where, grid.world(), problems);
+  problems.throw_if_any();
   const auto hosts = hosts_of_ranks(grid.world(), request.where);
   check_save(request, grid, hosts, problems);
+  const bool shared =
+      std::set<int>(request.where.gpus.begin(), request.where.gpus.end()).size() == 1 && request.where.gpus.size() > 1;
+  problems.add_if(shared && !request.save.empty(),
+                  fmt::format("--save {}: the ranks share one GPU, so nothing is learned of links", request.save));
   problems.throw_if_any();
+  const Cluster cluster = request.save.empty() ? Cluster() : cluster_to_complete(request.save, request.where.gpus);
 
   const CommPlan plan = plan_of(request, grid);
   Results results;
@@ -307,7 +320,7 @@ int bench_comm(const Arguments& arguments) {
     write_durably(request.svg, heat_map(results.pairs, hosts));
     log::info("wrote " + request.svg);
   }
-  if (!request.save.empty()) save_levels(request.save, hosted.topology, fits);
+  if (!request.save.empty()) save_levels(request.save, cluster, hosted.topology, fits);
   fmt::print("{}", request.json ? json_of(results, fits, hosts, grid) : table(results) + fits_text(fits));
   return 0;
 }

@@ -1,7 +1,4 @@
 #include <algorithm>
-#include <chrono>
-#include <filesystem>
-#include <map>
 #include <sstream>
 
 #include <fmt/format.h>
@@ -9,13 +6,13 @@
 #include <omp.h>
 
 #include "cuboid/core/log.h"
-#include "cuboid/core/random.h"
+#include "cuboid/core/median.h"
 #include "cuboid/core/units.h"
 #include "cuboid/formats/cluster_file.h"
 #include "cuboid/formats/durable.h"
 #include "cuboid/formats/hf_config.h"
-#include "cuboid/kernels/kernels.h"
 #include "cuboid/plan/trace.h"
+#include "cuboid/train/measure.h"
 
 #include "launch/bench.h"
 
@@ -42,6 +39,7 @@ struct Request {
   std::int64_t seq_len = 512;
   DType dtype = DType::float32;
   int threads = 1;
+  DeviceChoice device = DeviceChoice::automatic;
   double seconds = 0.2;
   std::string save;
   bool json = false;
@@ -72,11 +70,13 @@ void add_flags(Flags& flags, Request& request) {
   flags.choice<DType>("dtype", request.dtype, {{"float32", DType::float32}, {"bfloat16", DType::bfloat16}},
                       "of the operands");
   flags.whole("threads-per-rank", request.threads, "threads of a product", 1, 1024);
+  add_device_flag(flags, request.device);
   flags.real("seconds", request.seconds, "of each shape", "SECONDS");
   flags.section("Output");
-  flags.text("save", "FILE.toml", request.save,
-             "cluster file: the fastest rate becomes the device's peak for the type, the largest product's share of it "
-             "matmul-efficiency");
+  flags.text(
+      "save", "FILE.toml", request.save,
+      "cluster file: the fastest rate becomes the device's peak for the type (a GPU's remains the rated one), the "
+      "largest product's share of it matmul-efficiency");
   flags.toggle("json", request.json, "one JSON document");
 }
 
@@ -116,38 +116,24 @@ std::vector<Shape3> shapes_of(const Request& request) {
   return shapes;
 }
 
-Rate measured(const Shape3& shape, const Request& request) {
-  const Device device;
-  const auto random = [&](std::int64_t rows, std::int64_t columns, std::uint64_t key) {
-    const Tensor numbers = device.empty({rows, columns}, DType::float32, Category::workspace);
-    for (std::int64_t i = 0; i < numbers.elements(); ++i) {
-      numbers.data<float>()[i] = static_cast<float>(normal_of(key, static_cast<std::uint64_t>(i % 4099)));
-    }
-    const Tensor made = device.empty({rows, columns}, request.dtype, Category::workspace);
-    kernels::convert(device, numbers.data<float>(), made);
-    return made;
-  };
-  const Tensor a = random(shape.m, shape.k, 1);
-  const Tensor b = random(shape.k, shape.n, 2);
-  const Tensor c = device.zeros({shape.m, shape.n}, request.dtype, Category::workspace);
-  kernels::matmul(device, a, b, c);
+Rate measured(const Device& device, const Shape3& shape, const Request& request) {
+  const TimedProduct product(device, request.dtype, shape.m, shape.n, shape.k);
+  const int in_a_row = product.enough();
   std::vector<double> times;
-  for (double sum = 0; sum < request.seconds || times.size() < 3;) {
-    const auto start = std::chrono::steady_clock::now();
-    kernels::matmul(device, a, b, c);
-    times.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-    sum += times.back();
+  for (double sum = 0; sum < request.seconds || times.size() < 3; sum += times.back() * in_a_row) {
+    times.push_back(product.seconds(in_a_row));
   }
-  std::sort(times.begin(), times.end());
-  return {shape, times[times.size() / 2]};
+  return {shape, median(times)};
 }
 
-void save(const Request& request, const std::vector<Rate>& rates) {
-  std::error_code ignored;
-  Cluster cluster = load_cluster(std::filesystem::exists(request.save, ignored) ? request.save : "cpu-local");
-  double peak = 0;
-  for (const Rate& rate : rates) peak = std::max(peak, rate.flops_per_second());
-  (request.dtype == DType::bfloat16 ? cluster.device.bfloat16_flops : cluster.device.float32_flops) = peak;
+// On the CPU what was measured is all that is known of its peak; a GPU's is rated.
+void save(const Request& request, const std::vector<int>& gpus, const std::vector<Rate>& rates) {
+  Cluster cluster = cluster_to_complete(request.save, gpus);
+  double& peak = request.dtype == DType::bfloat16 ? cluster.device.bfloat16_flops : cluster.device.float32_flops;
+  if (gpus.empty()) {
+    peak = 0;
+    for (const Rate& rate : rates) peak = std::max(peak, rate.flops_per_second());
+  }
   cluster.stack.matmul_efficiency = rates.back().flops_per_second() / peak;
   write_durably(request.save, write_cluster_file(cluster));
   log::info("wrote " + request.save);
@@ -166,11 +152,14 @@ int bench_gemm(const Arguments& arguments) {
     problems.add_if(request.model.empty() && flags.value_of(name).has_value(),
                     fmt::format("--{}: says nothing without --model", name));
   }
+  check_threads(request.device, request.threads, problems);
   problems.throw_if_any();
+  const std::vector<int> gpus = choose_gpus(request.device, 1, nullptr, 1);
+  const Device device = gpus.empty() ? Device() : Device::cuda(gpus.front());
   omp_set_num_threads(request.threads);
   std::vector<Rate> rates;
-  for (const Shape3& shape : shapes_of(request)) rates.push_back(measured(shape, request));
-  if (!request.save.empty()) save(request, rates);
+  for (const Shape3& shape : shapes_of(request)) rates.push_back(measured(device, shape, request));
+  if (!request.save.empty()) save(request, gpus, rates);
   if (request.json) {
     Json rows = Json::array();
     for (const Rate& r : rates) {
@@ -180,12 +169,17 @@ int bench_gemm(const Arguments& arguments) {
                       {"seconds", r.seconds},
                       {"flops_per_second", r.flops_per_second()}});
     }
-    fmt::print("{}\n",
-               Json{{"dtype", name_of(request.dtype)}, {"threads", request.threads}, {"results", rows}}.dump(2));
+    fmt::print("{}\n", Json{{"dtype", name_of(request.dtype)},
+                            {"device", name_of(device.kind())},
+                            {"threads", request.threads},
+                            {"results", rows}}
+                           .dump(2));
     return 0;
   }
-  fmt::print("{}, {} thread{}\n{:>8} {:>8} {:>8} {:>10} {:>10}\n", name_of(request.dtype), request.threads,
-             request.threads == 1 ? "" : "s", "m", "n", "k", "time", "GFLOP/s");
+  const std::string where = gpus.empty() ? fmt::format("{} thread{}", request.threads, request.threads == 1 ? "" : "s")
+                                         : find_gpus().gpus.at(static_cast<std::size_t>(gpus.front())).name;
+  fmt::print("{}, {}\n{:>8} {:>8} {:>8} {:>10} {:>10}\n", name_of(request.dtype), where, "m", "n", "k", "time",
+             "GFLOP/s");
   for (const Rate& r : rates) {
     fmt::print("{:>8} {:>8} {:>8} {:>10} {:>10.1f}\n", r.shape.m, r.shape.n, r.shape.k, human_seconds(r.seconds),
                r.flops_per_second() * 1e-9);

@@ -17,6 +17,7 @@
 #include "cuboid/formats/durable.h"
 #include "cuboid/formats/hf_config.h"
 #include "cuboid/plan/step_traffic.h"
+#include "cuboid/train/measure.h"
 #include "cuboid/train/step_runner.h"
 
 #include "launch/bench.h"

@@ -1,7 +1,9 @@
 // cuboid doctor: what this machine has, what follows from it, and the command that brings what is missing.
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <set>
+#include <span>
 #include <sstream>
 
 #include <dlfcn.h>
@@ -44,6 +46,10 @@ bool library_loads(const char* name) {
   void* library = dlopen(name, RTLD_LAZY | RTLD_LOCAL);
   if (library != nullptr) dlclose(library);
   return library != nullptr;
+}
+
+bool one_loads(std::span<const char* const> names) {
+  return std::any_of(names.begin(), names.end(), library_loads);
 }
 
 // The x86 features that decide which of oneDNN's kernels run, best first.
@@ -161,10 +167,15 @@ void look_at_gpus(Findings& findings) {
                                gpu.uuid));
   }
   const bool driver = library_loads("libcuda.so.1");
-  const bool cublas = library_loads("libcublasLt.so.13") || library_loads("libcublasLt.so.12");
-  const bool nccl = library_loads("libnccl.so.2");
-  findings.facts["cuda"] = {
-      {"built_in", report.built}, {"driver", driver}, {"cublaslt", cublas}, {"nccl", nccl}, {"gpus", gpus}};
+  const bool cublas = one_loads(kCublasLtNames);
+  const bool nccl = one_loads(kNcclNames);
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  findings.facts["cuda"] = {{"built_in", report.built},
+                            {"driver", driver},
+                            {"cublaslt", cublas},
+                            {"nccl", nccl},
+                            {"visible_devices", visible == nullptr ? "all" : visible},
+                            {"gpus", gpus}};
   if (report.gpus.empty()) findings.facts["cuda"]["no_gpu_because"] = describe_missing_gpus(report);
   const char* toolkit = "see https://developer.nvidia.com/cuda-downloads";
   if (!report.built)

@@ -17,7 +17,6 @@
 #include "cuboid/formats/safetensors.h"
 #include "cuboid/models/registry.h"
 #include "cuboid/plan/memory.h"
-#include "cuboid/runtime/gpus.h"
 #include "cuboid/runtime/memory_table.h"
 #include "cuboid/train/check.h"
 #include "cuboid/train/data.h"
@@ -26,6 +25,7 @@
 #include "cuboid/train/weights.h"
 
 #include "launch/commands.h"
+#include "launch/gpus.h"
 #include "launch/job.h"
 #include "launch/metrics.h"
 #include "launch/outputs.h"
@@ -129,44 +129,6 @@ void warn_of_other_checkpoints(const RunConfig& run) {
   if (run.out.empty() || !Checkpoint::find(run.out)) return;
   log::warning(
       fmt::format("--out {}: holds checkpoints of an earlier run; --resume auto would go on from there", run.out));
-}
-
-// The GPUs of this process's ranks; none: they compute on the CPU.
-std::vector<int> choose_gpus(DeviceChoice device, const Fabric& fabric, int ranks) {
-  if (device != DeviceChoice::cuda) return {};
-  const GpuReport report = find_gpus();
-  if (report.gpus.empty()) {
-    throw Error(ErrorKind::request, "--device cuda: no GPU to use: " + describe_missing_gpus(report));
-  }
-  const auto found = static_cast<int>(report.gpus.size());
-  int first = 0;  // of the visible GPUs that this process's ranks use
-  if (fabric.job != nullptr) {
-    // Launchers may show each process GPUs of its own; where all see the same, they go by their place on the host.
-    const auto& hosts = fabric.job->hosts();
-    const auto here = hosts.begin() + fabric.job->process();
-    const auto before = static_cast<int>(std::count(hosts.begin(), here, *here));
-    const auto on_host = static_cast<int>(std::count(hosts.begin(), hosts.end(), *here));
-    ranks = fabric.ranks_per_process;
-    if (found >= on_host * ranks) first = before * ranks;
-    if (found < first + ranks) {
-      throw Error(ErrorKind::request,
-                  fmt::format("--device cuda: {} ranks of this process on {} need a GPU each; it sees {}", ranks, *here,
-                              found));
-    }
-  }
-  // One process with fewer GPUs than ranks: for tests and debugging they share the first.
-  const bool share = fabric.job == nullptr && found < ranks;
-  std::vector<int> gpus;
-  for (int i = 0; i < ranks; ++i) gpus.push_back(share ? 0 : first + i);
-  const Gpu& gpu = report.gpus[static_cast<std::size_t>(gpus.front())];
-  if (share && ranks > 1) {
-    log::warning(
-        fmt::format("{} ranks share one GPU ({}, {}): that is for tests, not for speed", ranks, gpu.name, gpu.uuid));
-  } else {
-    log::info(
-        fmt::format("{} rank{} with a GPU each, from {}, {} on", ranks, ranks == 1 ? "" : "s", gpu.name, gpu.uuid));
-  }
-  return gpus;
 }
 
 struct Finished {
@@ -276,7 +238,8 @@ int train_command(const Arguments& arguments) {
   if (flags.print_help_if_wanted()) return 0;
   Fabric fabric;
   collect(problems, [&] { fabric = {join_job(draft.fabric), draft.ranks_per_process}; });
-  collect(problems, [&] { fabric.gpus = choose_gpus(draft.device, fabric, run.grid.world()); });
+  collect(problems,
+          [&] { fabric.gpus = choose_gpus(draft.device, run.grid.world(), fabric.job, draft.ranks_per_process); });
   if (cluster_name.empty() && fabric.gpus.empty()) cluster_name = "cpu-local";
   std::optional<Cluster> cluster;
   collect(problems, [&] {

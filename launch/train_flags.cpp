@@ -133,12 +133,7 @@ void add_machine_flags(Flags& flags, RunDraft& draft) {
               "most that a rank may hold: more is refused before the start, or ends the run",
               "what the machine, or with --device cuda a GPU, has, for all ranks on it");
   flags.real("deadline", run.deadline, "longest wait for another rank, in seconds", "SECONDS");
-  flags.choice<DeviceChoice>(
-      "device", draft.device,
-      {{"auto", DeviceChoice::automatic}, {"cpu", DeviceChoice::cpu}, {"cuda", DeviceChoice::cuda}},
-      "where ranks compute: on the CPU, or on a GPU each (one process with fewer GPUs than ranks: all share the "
-      "first); "
-      "auto: the CPU");
+  add_device_flag(flags, draft.device);
   flags.choice<FabricKind>(
       "fabric", draft.fabric,
       {{"auto", FabricKind::automatic}, {"threads", FabricKind::threads}, {"mpi", FabricKind::mpi}},

@@ -10,11 +10,11 @@
 #include "cuboid/value/run_config.h"
 
 #include "launch/flags.h"
+#include "launch/gpus.h"
 
 namespace cuboid::launch {
 
 enum class FabricKind { automatic, threads, mpi };
-enum class DeviceChoice { automatic, cpu, cuda };
 
 /// What the flags are stored into: a RunConfig whose grid is still in parts.
 struct RunDraft {

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cuboid/kernels/kernels.h"
+#include "cuboid/runtime/profiler_range.h"
 
 namespace cuboid {
 namespace {
@@ -66,6 +67,7 @@ void GradientReduction::start(Pending& pending) {
   ParameterBucket& bucket = *pending.bucket;
   Communicator& copies = *bucket.copies;
   if (copies.size() == 1 && store_.zero() < 2) return;
+  const ProfilerRange range("reduce gradients over " + copies.name());
   const bool whole = store_.zero() == 0;
   const Tensor& place = whole ? bucket.gradients : bucket.gradient_shard;
   const DType type = store_.message_type(place.dtype());
@@ -149,6 +151,8 @@ TensorPartialGradients::TensorPartialGradients(const Device& device, const Param
 }
 
 void TensorPartialGradients::reduce() {
+  if (parts_.empty()) return;
+  const ProfilerRange range("reduce partial gradients");
   // All of a communicator's parts travel as one message: they are many and small.
   std::vector<Communicator*> comms;
   for (const Part& part : parts_) {
@@ -189,12 +193,14 @@ void add_tied_gradients(const Device& device, const ParameterTable& table, const
       device.copy(sum, twin);
     } else if (head || embedding) {
       CUBOID_CHECK(ends != nullptr, info.name + " is tied over two ranks without a communicator");
+      const ProfilerRange range("reduce tied gradients");
       all_reduce_in_place(*ends, store.bucket_of(head ? *head : *embedding).gradient_shard);
     }
   }
 }
 
 double gradient_norm(const Device& device, const ParameterStore& store, Communicator& tensor, Communicator& pipeline) {
+  const ProfilerRange range("gradient norm");
   const Tensor squares = device.zeros({ExactSum::kWords}, DType::int64, Category::workspace);
   for (const Parameter* p : store.all()) {
     const ParameterInfo& info = *p->info;

@@ -4,12 +4,13 @@
 #include <dlfcn.h>
 
 #include "cuboid/core/error.h"
+#include "cuboid/runtime/gpus.h"
 
 namespace {
 
 void* library() {
   static void* const handle = [] {
-    for (const char* name : {"libcublasLt.so.13", "libcublasLt.so.12", "/usr/local/cuda/lib64/libcublasLt.so.13"}) {
+    for (const char* name : cuboid::kCublasLtNames) {
       if (void* const found = dlopen(name, RTLD_NOW | RTLD_LOCAL)) return found;
     }
     throw cuboid::Error(cuboid::ErrorKind::failed,

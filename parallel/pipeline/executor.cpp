@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuboid/comm/recorder.h"
+#include "cuboid/runtime/profiler_range.h"
 
 namespace cuboid {
 
@@ -24,13 +25,15 @@ void Executor::run(const std::function<void()>& step) {
   epoch_ = Clock::now();
   Recorder* const recorder = recorder_of_this_thread();
   for (const Action& action : row_) {
-    if (recorder) recorder->set_action(to_string(action));
+    const std::string name = to_string(action);
+    const ProfilerRange range(name);
+    if (recorder) recorder->set_action(name);
     try {
       perform(action, step);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::deadline) throw;
-      throw Error(error.kind(), std::string(error.what()) + " (pipeline rank " + std::to_string(rank_) + ", action " +
-                                    to_string(action) + ")");
+      throw Error(error.kind(),
+                  std::string(error.what()) + " (pipeline rank " + std::to_string(rank_) + ", action " + name + ")");
     }
   }
   for (Work& work : sends_) work.wait();
@@ -118,9 +121,11 @@ Tensor Executor::take(std::map<Key, Tensor>& local, std::map<Key, Incoming>& inc
   if (auto node = local.extract(key)) return std::move(node.mapped());
   auto node = incoming.extract(key);
   CUBOID_CHECK(!node.empty(), to_string(action) + " before its input");
+  const Action wait{kind, action.stage, action.micro_batch};
+  const ProfilerRange range("wait for " + to_string(wait));
   const double begin = now();
   Tensor received = node.mapped().wait();
-  spans_.push_back({{kind, action.stage, action.micro_batch}, begin, now()});
+  spans_.push_back({wait, begin, now()});
   return received;
 }
 

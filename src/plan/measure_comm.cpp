@@ -1,13 +1,15 @@
 #include "cuboid/plan/measure_comm.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
+#include <memory>
+#include <numeric>
 
 #include <fmt/format.h>
 
 #include "cuboid/core/error.h"
 #include "cuboid/core/text.h"
+#include "cuboid/runtime/stopwatch.h"
 
 namespace cuboid {
 namespace {
@@ -17,12 +19,6 @@ constexpr int kLeastRows = 3;
 constexpr int kMostRounds = 20'000;
 constexpr int kWarmUp = 2;
 constexpr int kTag = 7;
-
-using Clock = std::chrono::steady_clock;
-
-double since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // Element i of member m's input. Small whole numbers: their sums over any number of ranks here are exact.
 float input_of(std::int64_t i, int member) {
@@ -45,6 +41,9 @@ class Exercise {
     };
     in_ = make(operation == CommOperation::all_gather ? part_ : whole_);
     if (operation == CommOperation::send) {
+      std::vector<int> members(static_cast<std::size_t>(comm.size()));
+      std::iota(members.begin(), members.end(), 0);
+      channels_ = std::make_unique<StageChannels>(comm, members);
       if (comm.rank() + 1 < comm.size()) up_ = make(whole_);
     } else if (operation != CommOperation::broadcast) {
       out_ = make(operation == CommOperation::reduce_scatter ? part_ : whole_);
@@ -69,14 +68,14 @@ class Exercise {
         break;
     }
     // To the next member, and what it has got back again: buffers are handed over, as between stages.
-    if (up_.defined()) comm_.send(std::move(up_), comm_.rank() + 1, kTag).wait();
+    if (up_.defined()) channels_->send(std::move(up_), comm_.rank() + 1, kTag).wait();
     return Work([this] {
       const Shape shape({whole_});
       if (comm_.rank() > 0) {
-        Tensor got = comm_.recv(shape, DType::float32, comm_.rank() - 1, kTag).wait();
-        comm_.send(std::move(got), comm_.rank() - 1, kTag).wait();
+        Tensor got = channels_->recv(shape, DType::float32, comm_.rank() - 1, kTag).wait();
+        channels_->send(std::move(got), comm_.rank() - 1, kTag).wait();
       }
-      if (comm_.rank() + 1 < comm_.size()) up_ = comm_.recv(shape, DType::float32, comm_.rank() + 1, kTag).wait();
+      if (comm_.rank() + 1 < comm_.size()) up_ = channels_->recv(shape, DType::float32, comm_.rank() + 1, kTag).wait();
     });
   }
 
@@ -84,12 +83,13 @@ class Exercise {
   std::int64_t check() {
     const int rank = comm_.rank();
     if (operation_ == CommOperation::send) {
-      if (up_.defined()) fill(up_, rank);
+      const auto mine = [&](std::int64_t i) { return input_of(i, rank); };
+      if (up_.defined()) fill(up_, mine);
       start().wait();
-      return up_.defined() ? wrong(up_, [&](std::int64_t i) { return input_of(i, rank); }) : -1;
+      return up_.defined() ? wrong(up_, mine) : -1;
     }
     const std::int64_t offset = operation_ == CommOperation::all_gather ? part_ * rank : 0;
-    for (std::int64_t i = 0; i < in_.elements(); ++i) in_.data<float>()[i] = input_of(offset + i, rank);
+    fill(in_, [&](std::int64_t i) { return input_of(offset + i, rank); });
     start().wait();
     const auto sum = [&](std::int64_t i) {
       float total = 0;
@@ -115,12 +115,16 @@ class Exercise {
   }
 
  private:
-  static void fill(const Tensor& tensor, int member) {
-    for (std::int64_t i = 0; i < tensor.elements(); ++i) tensor.data<float>()[i] = input_of(i, member);
+  template <typename Number>
+  void fill(const Tensor& tensor, const Number& number) const {
+    std::vector<float> numbers(static_cast<std::size_t>(tensor.elements()));
+    for (std::int64_t i = 0; i < tensor.elements(); ++i) numbers[static_cast<std::size_t>(i)] = number(i);
+    device_.write(numbers.data(), tensor);
   }
   template <typename Expected>
-  static std::int64_t wrong(const Tensor& tensor, const Expected& expected) {
-    const float* data = tensor.data<float>();
+  std::int64_t wrong(const Tensor& tensor, const Expected& expected) const {
+    const Tensor here = device_.to_host(tensor);
+    const float* data = here.data<float>();
     for (std::int64_t i = 0; i < tensor.elements(); ++i) {
       if (data[i] != expected(i)) return i;
     }
@@ -131,11 +135,12 @@ class Exercise {
   const Device& device_;
   CommOperation operation_;
   std::int64_t part_ = 1, whole_ = 1;
+  std::unique_ptr<StageChannels> channels_;  // of sends: as between stages, one for each direction
   Tensor in_, out_, up_;
 };
 
 double largest(Communicator& world, const Device& device, double value) {
-  const Tensor one = device.empty({1}, DType::float64, Category::communication);
+  const Tensor one = device.host().empty({1}, DType::float64, Category::communication);
   one.data<double>()[0] = value;
   all_reduce_in_place(world, one, ReduceOp::max);
   return one.data<double>()[0];
@@ -159,25 +164,28 @@ void summarize(Communicator& world, const Tensor& times, RoundTimes& result) {
 
 RoundTimes time_rounds(Communicator& world, const Device& device, const std::function<void()>& operation,
                        double seconds) {
-  world.barrier();
-  const auto warm = Clock::now();
-  for (int i = 0; i < kWarmUp; ++i) operation();
-  const double once = largest(world, device, since(warm) / kWarmUp);
+  const auto run = [&](int rounds) {
+    Stopwatch watch(device, rounds + 1);
+    device.synchronize();
+    world.barrier();
+    watch.lap();
+    for (int i = 0; i < rounds; ++i) {
+      operation();
+      watch.lap();
+    }
+    return watch.seconds();
+  };
+  const auto mean = [](const std::vector<double>& values) {
+    return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+  };
+  const double once = largest(world, device, mean(run(kWarmUp)));
   RoundTimes result;
   result.rounds =
       static_cast<int>(std::clamp(seconds / std::max(once, 1e-7), double{kLeastRounds}, double{kMostRounds}));
-  const Tensor times = device.empty({result.rounds}, DType::float64, Category::communication);
-  double* taken = times.data<double>();
-  world.barrier();
-  const auto start = Clock::now();
-  auto before = start;
-  for (int i = 0; i < result.rounds; ++i) {
-    operation();
-    const auto now = Clock::now();
-    taken[i] = std::chrono::duration<double>(now - before).count();
-    before = now;
-  }
-  result.mean = largest(world, device, std::chrono::duration<double>(before - start).count() / result.rounds);
+  const std::vector<double> measured = run(result.rounds);
+  const Tensor times = device.host().empty({result.rounds}, DType::float64, Category::communication);
+  std::copy(measured.begin(), measured.end(), times.data<double>());
+  result.mean = largest(world, device, mean(measured));
   summarize(world, times, result);
   return result;
 }
@@ -185,15 +193,18 @@ RoundTimes time_rounds(Communicator& world, const Device& device, const std::fun
 RoundTimes time_rows(Communicator& world, const Device& device, const std::function<void()>& operation, int in_a_row,
                      double seconds) {
   const auto row = [&] {
+    Stopwatch watch(device, 2);
+    device.synchronize();
     world.barrier();
-    const auto start = Clock::now();
+    watch.lap();
     for (int i = 0; i < in_a_row; ++i) operation();
-    return since(start) / in_a_row;
+    watch.lap();
+    return watch.seconds().front() / in_a_row;
   };
   const double once = largest(world, device, row());
   const double fitting = seconds / (std::max(once, 1e-7) * in_a_row);
   const auto rows = static_cast<int>(std::clamp(fitting, double{kLeastRows}, double{kMostRounds}));
-  const Tensor times = device.empty({rows}, DType::float64, Category::communication);
+  const Tensor times = device.host().empty({rows}, DType::float64, Category::communication);
   RoundTimes result;
   result.rounds = rows * in_a_row;
   for (int i = 0; i < rows; ++i) times.data<double>()[i] = row();
@@ -243,16 +254,20 @@ std::vector<PairSample> measure_pairs(Communicator& world, const Device& device,
   for (int a = 0; a < world.size(); ++a) {
     for (int b = a + 1; b < world.size(); ++b) {
       PairSample sample{a, b, 0, 0};
+      // Channels of one direction each, as between stages.
+      const bool plays = world.rank() == a || world.rank() == b;
+      const auto pair = world.split(plays ? 0 : -1, world.rank(), fmt::format("ranks {} and {}", a, b));
+      const auto channels = plays ? std::make_unique<StageChannels>(*pair, std::vector<int>{0, 1}) : nullptr;
       for (const std::int64_t size : {std::int64_t{4}, bytes}) {
         const Shape shape({size / 4});
         Tensor ball;
         if (world.rank() == a) ball = device.zeros(shape, DType::float32, Category::communication);
         const auto there_and_back = [&] {
           if (world.rank() == a) {
-            world.send(std::move(ball), b, kTag).wait();
-            ball = world.recv(shape, DType::float32, b, kTag).wait();
+            channels->send(std::move(ball), 1, kTag).wait();
+            ball = channels->recv(shape, DType::float32, 1, kTag).wait();
           } else if (world.rank() == b) {
-            world.send(world.recv(shape, DType::float32, a, kTag).wait(), a, kTag).wait();
+            channels->send(channels->recv(shape, DType::float32, 0, kTag).wait(), 0, kTag).wait();
           }
         };
         const double one_way = time_rounds(world, device, there_and_back, seconds).p50 / 2;

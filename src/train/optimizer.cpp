@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "cuboid/kernels/kernels.h"
+#include "cuboid/runtime/profiler_range.h"
 
 namespace cuboid {
 
@@ -37,6 +38,7 @@ Optimizer::Optimizer(const Device& device, const OptimizerConfig& config, Parame
 }
 
 void Optimizer::step(double lr, double gradient_scale) {
+  const ProfilerRange range("optimizer");
   ++steps_;
   for (const Moments& state : moments_) {
     for (const Parameter* p : state.bucket->parameters) update(state, *p, lr, gradient_scale);

@@ -10,6 +10,7 @@
 
 #include "cuboid/formats/run_file.h"
 
+#include "launch/gpus.h"
 #include "launch/metrics.h"
 #include "launch/progress.h"
 #include "launch/train_flags.h"
@@ -342,6 +343,25 @@ TEST(Metrics, FloatsAreRoundTripExact) {
   for (int i = 0; i < kCategoryCount; ++i) EXPECT_EQ(json["peak_bytes"][name_of(static_cast<Category>(i))], i + 1);
   EXPECT_EQ(json["rank_peak_bytes"]["gradients"], nlohmann::json({2, 0}));
   EXPECT_EQ(json["rank_peak_bytes"]["total"], nlohmann::json({17, 18}));
+}
+
+TEST(RatedGpus, AreFoundByChipAndMemory) {
+  const auto cluster_of = [](const std::string& name, double gibibytes) {
+    Gpu gpu;
+    gpu.name = name;
+    gpu.memory_bytes = static_cast<std::int64_t>(gibibytes * (1 << 30));
+    const auto rated = rating_of(gpu);
+    return rated ? rated->cluster : "";
+  };
+  EXPECT_EQ(cluster_of("NVIDIA H200", 139.8), "hgx-h200");
+  EXPECT_EQ(cluster_of("NVIDIA H100 80GB HBM3", 79.6), "dgx-h100");
+  EXPECT_EQ(cluster_of("NVIDIA A100-SXM4-80GB", 79.2), "dgx-a100");
+  EXPECT_EQ(cluster_of("NVIDIA A100-SXM4-40GB", 39.6), "dgx-a100-40gb");
+  for (const char* other : {"NVIDIA GH200 144G HBM3e", "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H20",
+                            "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "Emulated GPU"}) {
+    EXPECT_EQ(cluster_of(other, 79.6), "") << other;
+  }
+  EXPECT_EQ(cluster_of("NVIDIA H100 96GB HBM3", 93.6), "") << "another memory: another board";
 }
 
 }  // namespace

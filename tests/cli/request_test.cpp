@@ -123,6 +123,10 @@ TEST(Requests, WhatIsMissing) {
 TEST(Requests, GpuThatIsNotThere) {
   setenv("CUDA_VISIBLE_DEVICES", "", 1);
   expect_refused(request({"--device", "cuda", "--tp", "3"}), {"--device cuda: no GPU to use: ", "--tp 3: "});
+  expect_refused({"bench", "step", "--device", "cuda", "--model", "gpt2", "--tp", "5", "--threads-per-rank", "2"},
+                 {"--device cuda: no GPU to use: ", "--tp 5: ", "--threads-per-rank 2: with --device cuda"});
+  for (const char* kind : {"gemm", "comm"})
+    expect_refused({"bench", kind, "--device", "cuda"}, {"--device cuda: no GPU to use: "});
   unsetenv("CUDA_VISIBLE_DEVICES");
 }
 

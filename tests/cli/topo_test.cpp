@@ -168,7 +168,7 @@ TEST(BenchCommand, MeasuresChecksAndFits) {
 TEST(BenchCommand, MeasuresProductsStepsAndMappings) {
   const auto folder = fresh_folder("bench-more");
   const Outcome gemm = run_cuboid({"bench", "gemm", "--shapes", "64,96,128", "--model", "gpt2-nano", "--seq-len", "32",
-                                   "--seconds", "0.001", "--save", folder / "c.toml", "--json"});
+                                   "--seconds", "0.001", "--save", folder / "c.toml", "--json", "--device", "cpu"});
   ASSERT_EQ(gemm.status, 0) << gemm.err;
   const json rates = json::parse(gemm.out);
   EXPECT_GE(rates["results"].size(), 4U);
@@ -185,6 +185,15 @@ TEST(BenchCommand, MeasuresProductsStepsAndMappings) {
   ASSERT_EQ(fitted.status, 0) << fitted.err;
   EXPECT_THAT(read_file(folder / "c.toml"), HasSubstr("shared-cores = "));
   words.resize(words.size() - 4);
+  EXPECT_TRUE(json::parse(steps.out).at("mfu").is_null()) << "nothing is known of this machine's peak";
+  Words rated = words;
+  rated.insert(rated.end(), {"--cluster", folder / "c.toml", "--recompute", "full"});
+  const Outcome with_peak = run_cuboid(rated);
+  ASSERT_EQ(with_peak.status, 0) << with_peak.err;
+  const json shares = json::parse(with_peak.out);
+  EXPECT_GT(shares["mfu"], 0);
+  EXPECT_GT(shares["hfu"].get<double>(), 1.1 * shares["mfu"].get<double>());
+  EXPECT_LT(shares["hfu"].get<double>(), 1.4 * shares["mfu"].get<double>());
   words[1] = "map";
   words.insert(words.end(), {"--svg", folder / "map.svg"});
   const Outcome mapped = run_cuboid(words);

@@ -1,5 +1,7 @@
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -7,6 +9,8 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <sstream>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -17,7 +21,15 @@
 
 namespace {
 
-std::atomic<int> devices = 1;
+// Of the machine. A function, since tests set it before main() begins.
+std::atomic<int>& devices() {
+  static std::atomic<int> count = [] {
+    const char* const wanted = std::getenv("EMULATED_CUDA_DEVICES");
+    return wanted == nullptr ? 1 : std::atoi(wanted);
+  }();
+  return count;
+}
+
 std::atomic<int> delay_microseconds = 0;
 thread_local int current_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
@@ -143,6 +155,45 @@ PinnedMemory& pinned_memory() {
   return *instance;
 }
 
+using TimePoint = std::chrono::steady_clock::time_point;
+
+// Whether the devices pass for parts of a GPU.
+bool are_parts() {
+  return std::getenv("EMULATED_CUDA_MIG") != nullptr;
+}
+
+// As nvidia-smi prints it.
+std::string uuid_of(int device) {
+  char text[48];
+  std::snprintf(text, sizeof(text), "%s-00000000-0000-0000-0000-%012x", are_parts() ? "MIG" : "GPU",
+                static_cast<unsigned>(device + 1));
+  return text;
+}
+
+// The devices that CUDA_VISIBLE_DEVICES names, in its order.
+std::vector<int> visible_devices() {
+  std::vector<int> visible;
+  const char* const wanted = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (wanted == nullptr) {
+    for (int d = 0; d < devices(); ++d) visible.push_back(d);
+    return visible;
+  }
+  std::istringstream words(wanted);
+  for (std::string word; std::getline(words, word, ',');) {
+    int found = -1;
+    for (int d = 0; d < devices(); ++d) {
+      if (word == std::to_string(d) || (word.size() > 4 && uuid_of(d).starts_with(word))) found = d;
+    }
+    if (found < 0) break;
+    visible.push_back(found);
+  }
+  return visible;
+}
+
+bool is_visible(int device) {
+  return device >= 0 && device < static_cast<int>(visible_devices().size());
+}
+
 // What is waited for asleep: a waiting stream must not take the core from those that work.
 class Flag {
  public:
@@ -174,7 +225,8 @@ using Record = std::shared_ptr<Flag>;
 
 struct CUevent_st {
   std::mutex mutex;
-  Record last;  // of the last cudaEventRecord; null: none yet
+  Record last;                                                      // of the last cudaEventRecord; null: none yet
+  std::shared_ptr<TimePoint> when = std::make_shared<TimePoint>();  // a stream came to it
   Record get() {
     const std::scoped_lock lock(mutex);
     return last;
@@ -229,7 +281,7 @@ struct CUstream_st {
 namespace emulated_cuda {
 
 void set_devices(int count) {
-  devices = count;
+  devices() = count;
 }
 void set_delay(int microseconds) {
   delay_microseconds = microseconds;
@@ -291,14 +343,15 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = devices;
-  return report(devices > 0 ? cudaSuccess : cudaErrorNoDevice);
+  *count = static_cast<int>(visible_devices().size());
+  return report(*count > 0 ? cudaSuccess : cudaErrorNoDevice);
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  if (device < 0 || device >= devices) return report(cudaErrorInvalidDevice);
+  if (!is_visible(device)) return report(cudaErrorInvalidDevice);
   *properties = {};
-  std::strcpy(properties->name, "Emulated GPU");
-  properties->uuid.bytes[15] = static_cast<char>(device + 1);
+  std::strcpy(properties->name, are_parts() ? "Emulated GPU MIG 1g.5gb" : "Emulated GPU");
+  const int physical = visible_devices()[static_cast<std::size_t>(device)];
+  properties->uuid.bytes[15] = static_cast<char>(physical + 1);
   properties->totalGlobalMem = DeviceMemory::kBytes;
   properties->multiProcessorCount = 1;
   properties->major = 9;
@@ -306,7 +359,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
-  if (device < 0 || device >= devices) return report(cudaErrorInvalidDevice);
+  if (!is_visible(device)) return report(cudaErrorInvalidDevice);
   current_device = device;
   return cudaSuccess;
 }
@@ -392,7 +445,10 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     const std::scoped_lock lock(event->mutex);
     event->last = record;
   }
-  stream->push([record] { record->raise(); });
+  stream->push([record, when = event->when] {
+    *when = std::chrono::steady_clock::now();
+    record->raise();
+  });
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
@@ -401,5 +457,11 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (const Record record = event->get()) record->wait();
+  return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  if (!begin->get() || !end->get()) return report(cudaErrorInvalidResourceHandle);
+  if (cudaEventQuery(begin) != cudaSuccess || cudaEventQuery(end) != cudaSuccess) return report(cudaErrorNotReady);
+  *milliseconds = std::chrono::duration<float, std::milli>(*end->when - *begin->when).count();
   return cudaSuccess;
 }

@@ -1,19 +1,16 @@
-// Ranks with a GPU each, on emulated ones, as a backend of the contract suite's collectives. Its messages and failures
-// are where NCCL's contract is another one: see emulation_test.cpp.
-#include <emulated_cuda.h>
-
+// Ranks with a GPU each, as a backend of the contract suite's collectives. Its messages and failures are where NCCL's
+// contract is another one: see emulation_test.cpp.
 #include "contract/backend.h"
+#include "machine.h"
 
 namespace cuboid::contract {
 
 const std::vector<Backend>& backends() {
   static const std::vector<Backend> all = {
       {"nccl",
-       {1, 3},
+       {1, ladder::gpus_for_nccl()},
        false,
        [](int ranks, const Body& body, RankOptions options) {
-         emulated_cuda::set_devices(3);
-         emulated_cuda::set_delay(100);
          for (int i = 0; i < ranks; ++i) options.gpus.push_back(i);
          run_ranks(ranks, body, options);
        }},

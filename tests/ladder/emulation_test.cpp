@@ -2,8 +2,10 @@
 #include <emulated_cuda.h>
 
 #include "cuboid/comm/ranks.h"
+#include "cuboid/train/step_runner.h"
 
 #include "both.h"
+#include "golden/harness.h"
 
 namespace cuboid::ladder {
 namespace {
@@ -171,6 +173,45 @@ TEST(Emulation, ProductsNeedTheAlignmentTheyWerePlannedWith) {
   kernels::matmul(gpu(), wide.narrow(0, 48).reshape({6, 8}), wide.narrow(0, 48).reshape({8, 6}), c);
   kernels::matmul(gpu(), wide.narrow(1, 48).reshape({6, 8}), wide.narrow(1, 48).reshape({8, 6}), c);
   gpu().synchronize();
+}
+
+// Every action of the schedule is a range of the profiler, in the row's order; what is done inside it nests there.
+TEST(Profile, ActionsAreRangesAndWhatTheyDoNestsInThem) {
+  RunConfig run = golden::oracle_run({.model = "gpt2-tiny", .pp = 2, .dp = 2, .micro_batch = 1});
+  const ModelConfig model = golden::oracle_model("gpt2-tiny");
+  const PipelineLayout layout = plan_pipeline(run, model);
+  std::vector<std::vector<emulated_cuda::Range>> ranges(4);
+  run_ranks(4,
+            [&](RankContext& context) {
+              StepRunner runner(context, run, model, layout);
+              emulated_cuda::take_ranges();
+              runner.step(0);
+              EXPECT_EQ(emulated_cuda::open_ranges(), 0);
+              ranges[static_cast<std::size_t>(context.rank)] = emulated_cuda::take_ranges();
+            },
+            {.gpus = {0, 0, 0, 0}});
+  for (int rank = 0; rank < 4; ++rank) {
+    const auto& row = layout.training.rows[static_cast<std::size_t>(run.grid.coordinate(rank)[Axis::pp])];
+    std::vector<std::string> actions;
+    std::map<std::string, std::vector<std::string>> inside;  // by the action's name
+    for (const auto& [depth, name] : ranges[static_cast<std::size_t>(rank)]) {
+      if (depth == 0) actions.push_back(name);
+      if (depth == 1) inside[actions.back()].push_back(name);
+    }
+    std::vector<std::string> expected;
+    for (const Action& action : row) expected.push_back(to_string(action));
+    EXPECT_EQ(actions, expected) << "rank " << rank;
+    const std::string step = to_string(row.back());
+    EXPECT_EQ(row.back().kind, ActionKind::step);
+    EXPECT_EQ(inside[step], (std::vector<std::string>{"reduce tied gradients", "gradient norm", "optimizer"}));
+    const bool last = run.grid.coordinate(rank)[Axis::pp] == 1;
+    EXPECT_EQ(inside[last ? "1F2" : "0B2"], std::vector<std::string>{last ? "wait for 1RECV_F2" : "wait for 0RECV_B2"});
+    std::size_t reductions = 0;
+    for (const auto& [action, names] : inside) {
+      reductions += static_cast<std::size_t>(std::count(names.begin(), names.end(), "reduce gradients over dp"));
+    }
+    EXPECT_GT(reductions, 0U) << "rank " << rank;
+  }
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 // The lowest rungs: memory, copies, streams.
 #include "cuboid/runtime/gpus.h"
+#include "cuboid/runtime/stopwatch.h"
 
 #include "both.h"
+#include "src/runtime/cuda/gpu.h"
 
 namespace cuboid::ladder {
 namespace {
@@ -27,6 +29,41 @@ TEST(Runtime, CopiesComeBack) {
     gpu().write(ones.data(), twin);
     EXPECT_EQ(numbers_of(gpu(), twin), std::vector<double>(static_cast<std::size_t>(n), 1.0));
   }
+}
+
+TEST(Runtime, AStreamWaitsForAnother) {
+  const std::int64_t n = 1'000'003;
+  const Device device = Device::cuda(0);
+  const Place p{device};
+  const Tensor there = p.normals("x", {n});
+  const Tensor first = device.zeros({n}, DType::float32);
+  const Tensor second = device.zeros({n}, DType::float32);
+  device.synchronize();
+  const auto copy = [&](const cuda::Stream& stream, const Tensor& from, const Tensor& to) {
+    CUBOID_CUDA(cudaMemcpyAsync(to.raw(), from.raw(), from.bytes(), cudaMemcpyDeviceToDevice, stream.get()));
+  };
+  const cuda::Stream one;
+  const cuda::Stream other;
+  for (int i = 0; i < 20; ++i) copy(one, there, first);  // so that the other one comes early
+  other.wait(one.mark());
+  copy(other, first, second);
+  other.synchronize();
+  EXPECT_EQ(numbers_of(device, second), numbers_of(device, there));
+}
+
+TEST(Runtime, AStopwatchTellsTheDevicesTime) {
+  Stopwatch watch(gpu(), 3);
+  const Tensor t = gpu().zeros({4'000'037}, DType::float32);
+  watch.lap();
+  for (int i = 0; i < 50; ++i) gpu().clone(t);
+  watch.lap();
+  gpu().clone(t);
+  watch.lap();
+  const std::vector<double> seconds = watch.seconds();
+  ASSERT_EQ(seconds.size(), 2U);
+  EXPECT_GT(seconds[1], 0);
+  EXPECT_GT(seconds[0], 5 * seconds[1]) << "50 copies against one";
+  EXPECT_LT(seconds[0], 60);
 }
 
 TEST(Runtime, MemoryIsCountedAndReused) {

@@ -78,6 +78,34 @@ TEST_P(OnGpus, OneARank) {
   follow_the_reference(GetParam());
 }
 
+// Weights drawn from the seed, dropout on: what the oracle does not have.
+TEST(Layer, GradientsAreThoseOfTheCpu) {
+  for (const char* name : {"gpt2-tiny", "llama-odd"}) {
+    ModelConfig model = oracle_model(name);
+    model.layers = 1;
+    const test::TemporaryFolder folder;
+    RunConfig run = oracle_run({.model = name, .micro_batch = 4});
+    run.weights.clear();
+    run.dropout = 0.1;
+    run.steps = 1;
+    std::vector<Trace> traces;
+    std::vector<Norms> gradients;
+    for (const Gpus gpus : {Gpus::none, Gpus::shared}) {
+      g_gpus = gpus;
+      run.dump_grads = folder / "gradients.json";
+      traces.push_back(trace(run, model));
+      gradients.push_back(read_norms(run.dump_grads));
+      std::filesystem::remove(run.dump_grads);
+    }
+    g_gpus = Gpus::none;
+    EXPECT_NEAR(traces[1].losses.at(0), traces[0].losses.at(0), kLoss * traces[0].losses.at(0)) << name;
+    ASSERT_EQ(gradients[1].size(), gradients[0].size());
+    for (const auto& [parameter, norm] : gradients[0]) {
+      EXPECT_NEAR(gradients[1].at(parameter), norm, kFirstGradient * norm) << name << ", " << parameter;
+    }
+  }
+}
+
 TEST(OnGpusRequest, WhatIsTheCpusIsRefused) {
   RunConfig run = oracle_run({.model = "gpt2-tiny", .pp = 2});
   run.balance = Balance::measured;

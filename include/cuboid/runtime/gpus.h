@@ -11,7 +11,8 @@ namespace cuboid {
 struct Gpu {
   int ordinal = 0;  ///< CUDA's number in this process, after CUDA_VISIBLE_DEVICES
   std::string name;
-  std::string uuid;  ///< "GPU-…" as nvidia-smi prints it: the same in every process of the host
+  /// "GPU-…" as nvidia-smi prints it ("MIG-…" for a part of a GPU): the same in every process of the host
+  std::string uuid;
   std::int64_t memory_bytes = 0;
   int major = 0, minor = 0;  ///< compute capability
 };
@@ -29,5 +30,10 @@ GpuReport find_gpus();
 
 /// "what was looked for and found", for a request that needs GPUs and cannot have them.
 std::string describe_missing_gpus(const GpuReport& report);
+
+/// CUDA's libraries that are loaded when they are first needed: the names tried, in this order.
+inline constexpr const char* kCublasLtNames[] = {"libcublasLt.so.13", "libcublasLt.so.12",
+                                                 "/usr/local/cuda/lib64/libcublasLt.so.13"};
+inline constexpr const char* kNcclNames[] = {"libnccl.so.2", "/usr/local/cuda/lib64/libnccl.so.2"};
 
 }  // namespace cuboid

@@ -4,12 +4,13 @@
 #include <nccl.h>
 
 #include "cuboid/core/error.h"
+#include "cuboid/runtime/gpus.h"
 
 namespace {
 
 void* library() {
   static void* const handle = [] {
-    for (const char* name : {"libnccl.so.2", "/usr/local/cuda/lib64/libnccl.so.2"}) {
+    for (const char* name : cuboid::kNcclNames) {
       if (void* const found = dlopen(name, RTLD_NOW | RTLD_LOCAL)) return found;
     }
     throw cuboid::Error(cuboid::ErrorKind::failed,

@@ -1,15 +1,16 @@
 #include "cuboid/runtime/gpus.h"
 
 #include <cstdio>
+#include <cstring>
 
 #include "gpu.h"
 
 namespace cuboid {
 namespace {
 
-// As nvidia-smi prints it.
-std::string uuid_text(const cudaUUID_t& uuid) {
-  std::string text = "GPU-";
+// As nvidia-smi prints it. CUDA says "MIG" in the name of a part of a GPU.
+std::string uuid_text(const char* name, const cudaUUID_t& uuid) {
+  std::string text = std::strstr(name, " MIG ") != nullptr ? "MIG-" : "GPU-";
   for (int i = 0; i < 16; ++i) {
     char digits[3];
     std::snprintf(digits, sizeof(digits), "%02x", static_cast<unsigned>(static_cast<unsigned char>(uuid.bytes[i])));
@@ -35,7 +36,7 @@ GpuReport find_gpus() {
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp properties{};
     CUBOID_CUDA(cudaGetDeviceProperties(&properties, i));
-    report.gpus.push_back({i, properties.name, uuid_text(properties.uuid),
+    report.gpus.push_back({i, properties.name, uuid_text(properties.name, properties.uuid),
                            static_cast<std::int64_t>(properties.totalGlobalMem), properties.major, properties.minor});
   }
   if (count == 0) report.problem = "the driver reports no GPU";

@@ -1,6 +1,9 @@
 // A build without the CUDA toolkit: no GPU is ever found, and so no device of that kind made.
 #include "cuboid/runtime/device.h"
 #include "cuboid/runtime/gpus.h"
+#include "cuboid/runtime/profiler_range.h"
+
+#include "laps.h"
 
 namespace cuboid {
 
@@ -13,5 +16,12 @@ GpuReport find_gpus() {
 Device Device::cuda(int) {
   throw Error(ErrorKind::request, find_gpus().problem);
 }
+
+std::unique_ptr<Stopwatch::Laps> detail::make_gpu_laps(const Device&, int) {
+  throw Error(ErrorKind::request, find_gpus().problem);
+}
+
+ProfilerRange::ProfilerRange(const std::string&) {}
+ProfilerRange::~ProfilerRange() = default;
 
 }  // namespace cuboid

@@ -6,12 +6,17 @@
 
 #include <cstddef>
 #include <functional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <cuda_runtime.h>
 
 namespace emulated_cuda {
 
-/// How many GPUs the machine has (1).
+/// How many GPUs the machine has (EMULATED_CUDA_DEVICES of the environment, or 1). CUDA_VISIBLE_DEVICES says which of
+/// them programs see: by number or by the beginning of a UUID, up to the first entry that names none. With
+/// EMULATED_CUDA_MIG they pass for parts of a GPU.
 void set_devices(int count);
 /// One in eight operations starts up to so many microseconds late (0).
 void set_delay(int microseconds);
@@ -31,5 +36,16 @@ T* for_workers(T* pointer) {
 }
 /// Live allocations of device memory, in bytes.
 std::size_t allocated_bytes();
+
+/// A range that NVTX was told of: how many ranges were open around it, and its name.
+struct Range {
+  int depth;
+  std::string name;
+  friend bool operator==(const Range&, const Range&) = default;
+};
+/// This thread's ranges since the last call, in the order in which they began.
+std::vector<Range> take_ranges();
+/// How many of this thread's are open.
+int open_ranges();
 
 }  // namespace emulated_cuda
