@@ -230,7 +230,7 @@ int train_command(const Arguments& arguments) {
   add_run_flags(flags, draft);
   flags.text("cluster", "C", cluster_name,
              "a preset or a TOML file, such as `bench --save` writes: what the step is predicted to take there stands "
-             "beside what it took; default on CPUs: cpu-local");
+             "beside what it took; default on CPUs: cpu-local with the cores of this machine");
   flags.toggle("json", json, "print the result as one JSON document on standard output");
   Problems problems;
   collect(problems, [] { join_job(FabricKind::automatic); });  // so that one process speaks for all from here on
@@ -240,10 +240,14 @@ int train_command(const Arguments& arguments) {
   collect(problems, [&] { fabric = {join_job(draft.fabric), draft.ranks_per_process}; });
   collect(problems,
           [&] { fabric.gpus = choose_gpus(draft.device, run.grid.world(), fabric.job, draft.ranks_per_process); });
-  if (cluster_name.empty() && fabric.gpus.empty()) cluster_name = "cpu-local";
   std::optional<Cluster> cluster;
   collect(problems, [&] {
-    if (!cluster_name.empty()) cluster = load_cluster(cluster_name);
+    const bool here = cluster_name.empty() && fabric.gpus.empty();
+    if (here) cluster_name = "cpu-local";
+    if (cluster_name.empty()) return;
+    cluster = load_cluster(cluster_name);
+    // The preset is any machine's; this one's cores are known, and ranks share them.
+    if (here) cluster->device.shared_cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   });
   const Checkpoint* checkpoint = draft.checkpoint ? &*draft.checkpoint : nullptr;
   const ModelConfig model = checked_model(run, checkpoint, fabric, problems);
