@@ -1,4 +1,5 @@
 // cuboid plan from outside: its record, what it refuses, and that its plans can be run.
+#include <cstdlib>
 #include <fstream>
 
 #include <gmock/gmock.h>
@@ -101,6 +102,26 @@ TEST(PlanCommand, WritesAReport) {
   const Outcome outcome = run_cuboid(request({"--html", (folder / "report.html").string()}));
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_THAT(read_file(folder / "report.html"), HasSubstr("\"gantt\":[["));
+}
+
+// What the page's own script makes of its data, in a real browser.
+TEST(PlanCommand, AReportIsDrawnByABrowser) {
+  if (std::system("command -v chromium >/dev/null 2>&1") != 0) GTEST_SKIP() << "there is no chromium";
+  const auto folder = fresh_folder("plan_page");
+  const Outcome outcome = run_cuboid(request({"--html", (folder / "report.html").string()}));
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const std::string page = (folder / "page.html").string();
+  const std::string browser =
+      "timeout 60 chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --user-data-dir='" +
+      (folder / "profile").string() + "' --window-size=1300,2000 --dump-dom 'file://" +
+      (folder / "report.html").string() + "' >'" + page + "' 2>/dev/null";
+  ASSERT_EQ(std::system(browser.c_str()), 0);
+  const std::string drawn = read_file(page);
+  EXPECT_THAT(drawn, HasSubstr("<tr class=\"best\"><td>1</td>"));
+  EXPECT_THAT(drawn, HasSubstr("<td>3</td>"));
+  EXPECT_THAT(drawn, HasSubstr("<canvas id=\"traffic\""));
+  // Canvases that were drawn have a size of their own; the traffic's is the last one.
+  EXPECT_THAT(drawn.substr(drawn.find("<canvas id=\"traffic\"")), testing::ContainsRegex("^[^>]*height=\"[0-9]+\""));
 }
 
 }  // namespace
