@@ -6,7 +6,6 @@
 // 2. One rank trains and saves in the background: steps that a save overlaps, from the call that begins it on, beside
 //    the others of the same run. It takes a spare core.
 // 3. A checkpoint of 100 files is opened: only headers are read.
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -20,6 +19,7 @@
 #include <fmt/format.h>
 
 #include "cuboid/core/error.h"
+#include "cuboid/core/median.h"
 #include "cuboid/formats/checkpoint.h"
 #include "cuboid/formats/hf_config.h"
 #include "cuboid/train/trainer.h"
@@ -32,11 +32,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 std::uintmax_t bytes_in(const fs::path& folder) {

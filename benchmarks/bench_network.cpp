@@ -16,6 +16,7 @@
 #include <mpi.h>
 
 #include "cuboid/comm/processes.h"
+#include "cuboid/core/median.h"
 #include "cuboid/plan/measure_comm.h"
 
 namespace {
@@ -27,9 +28,8 @@ double seconds_of(F&& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-std::string described(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return fmt::format("{{\"fastest\": {:.6f}, \"median\": {:.6f}}}", values.front(), values[values.size() / 2]);
+std::string described(const std::vector<double>& values) {
+  return fmt::format("{{\"fastest\": {:.6f}, \"median\": {:.6f}}}", std::ranges::min(values), cuboid::median(values));
 }
 
 using Seconds = std::vector<double>;
@@ -111,12 +111,11 @@ int main(int argc, char** argv) {
            {});
   const std::string inside = ranks > 1 ? in_process(*job, count, rounds, ranks) : "";
   if (job->process() == 0) {
-    std::sort(overhead.begin(), overhead.end());
     fmt::print(
         "{{\"bytes\": {}, \"processes\": {}, \"all_reduce_seconds\": {}, \"mpi_allreduce_seconds\": {}, "
         "\"bench_overhead\": {}{}}}\n",
         4 * count, job->processes(), described(ours), described(flat),
-        overhead.empty() ? "null" : fmt::format("{:.4f}", overhead[overhead.size() / 2]), inside);
+        overhead.empty() ? "null" : fmt::format("{:.4f}", cuboid::median(overhead)), inside);
     std::fflush(stdout);
   }
   job->leave(0);

@@ -1,32 +1,24 @@
 // cuBLASLt, loaded when the first matrix product is made: half a gigabyte that most runs of the program never touch,
 // and that a machine without GPUs need not have. Each function forwards to the library's own.
 #include <cublasLt.h>
-#include <dlfcn.h>
 
-#include "cuboid/core/error.h"
 #include "cuboid/runtime/gpus.h"
+
+#include "runtime/cuda/library.h"
 
 namespace {
 
 void* library() {
-  static void* const handle = [] {
-    for (const char* name : cuboid::kCublasLtNames) {
-      if (void* const found = dlopen(name, RTLD_NOW | RTLD_LOCAL)) return found;
-    }
-    throw cuboid::Error(cuboid::ErrorKind::failed,
-                        "cuBLASLt cannot be loaded: neither libcublasLt.so.13 nor .12 is in the linker's path (see "
-                        "LD_LIBRARY_PATH) or in /usr/local/cuda/lib64");
-  }();
+  static void* const handle = cuboid::cuda::load_library(
+      cuboid::kCublasLtNames,
+      "cuBLASLt cannot be loaded: neither libcublasLt.so.13 nor .12 is in the linker's path (see "
+      "LD_LIBRARY_PATH) or in /usr/local/cuda/lib64");
   return handle;
 }
 
 template <typename Function>
 Function* symbol(const char* name) {
-  void* const found = dlsym(library(), name);
-  if (found == nullptr) {
-    throw cuboid::Error(cuboid::ErrorKind::failed, std::string("libcublasLt has no function ") + name);
-  }
-  return reinterpret_cast<Function*>(found);
+  return cuboid::cuda::function_of<Function>(library(), "libcublasLt", name);
 }
 
 }  // namespace

@@ -28,7 +28,13 @@ struct Backend {
 };
 
 const std::vector<Backend>& backends();
-std::vector<Backend> backends_with(int ranks);
+inline std::vector<Backend> backends_with(int ranks) {
+  std::vector<Backend> able;
+  for (const Backend& backend : backends()) {
+    if (backend.largest() >= ranks) able.push_back(backend);
+  }
+  return able;
+}
 
 inline void PrintTo(const Backend& backend, std::ostream* out) {
   *out << backend.name;

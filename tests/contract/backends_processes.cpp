@@ -57,14 +57,6 @@ const std::vector<Backend>& backends() {
   return all;
 }
 
-std::vector<Backend> backends_with(int ranks) {
-  std::vector<Backend> able;
-  for (const Backend& backend : backends()) {
-    if (backend.largest() >= ranks) able.push_back(backend);
-  }
-  return able;
-}
-
 }  // namespace cuboid::contract
 
 int main(int argc, char** argv) {

@@ -18,12 +18,4 @@ const std::vector<Backend>& backends() {
   return all;
 }
 
-std::vector<Backend> backends_with(int ranks) {
-  std::vector<Backend> able;
-  for (const Backend& backend : backends()) {
-    if (backend.largest() >= ranks) able.push_back(backend);
-  }
-  return able;
-}
-
 }  // namespace cuboid::contract

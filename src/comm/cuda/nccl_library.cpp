@@ -1,32 +1,24 @@
 // NCCL, loaded when the first communicator is made: runs on the CPU or on one GPU never touch it. Each function
 // forwards to the library's own.
-#include <dlfcn.h>
 #include <nccl.h>
 
-#include "cuboid/core/error.h"
 #include "cuboid/runtime/gpus.h"
+
+#include "runtime/cuda/library.h"
 
 namespace {
 
 void* library() {
-  static void* const handle = [] {
-    for (const char* name : cuboid::kNcclNames) {
-      if (void* const found = dlopen(name, RTLD_NOW | RTLD_LOCAL)) return found;
-    }
-    throw cuboid::Error(cuboid::ErrorKind::failed,
-                        "NCCL cannot be loaded: libnccl.so.2 is neither in the linker's path (see LD_LIBRARY_PATH) nor "
-                        "in /usr/local/cuda/lib64");
-  }();
+  static void* const handle = cuboid::cuda::load_library(
+      cuboid::kNcclNames,
+      "NCCL cannot be loaded: libnccl.so.2 is neither in the linker's path (see LD_LIBRARY_PATH) nor "
+      "in /usr/local/cuda/lib64");
   return handle;
 }
 
 template <typename Function>
 Function* symbol(const char* name) {
-  void* const found = dlsym(library(), name);
-  if (found == nullptr) {
-    throw cuboid::Error(cuboid::ErrorKind::failed, std::string("libnccl has no function ") + name);
-  }
-  return reinterpret_cast<Function*>(found);
+  return cuboid::cuda::function_of<Function>(library(), "libnccl", name);
 }
 
 }  // namespace
