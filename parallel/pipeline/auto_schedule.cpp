@@ -11,6 +11,7 @@
 #include "cuboid/parallel/pipeline/verify.h"
 
 #include "list_scheduler.h"
+#include "rows.h"
 
 namespace cuboid {
 namespace {
@@ -344,9 +345,7 @@ double makespan_lower_bound(const AutoRequest& request, const std::vector<int>& 
 
 AutoSchedule find_schedule(const AutoRequest& request) {
   Problems problems;
-  problems.add_if(request.ranks < 1, fmt::format("--pp {}: a pipeline has at least 1 rank", request.ranks));
-  problems.add_if(request.micro_batches < 1,
-                  fmt::format("{} micro-batches: a step has at least 1", request.micro_batches));
+  pipeline::check_size(request.ranks, request.micro_batches, request.virtual_stages, problems);
   problems.add_if(request.virtual_stages < 1,
                   fmt::format("--virtual-stages {}: auto has at least 1 stage a rank", request.virtual_stages));
   problems.add_if(request.max_activations && *request.max_activations < request.virtual_stages,

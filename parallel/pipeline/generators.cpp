@@ -81,6 +81,18 @@ Row looped_bfs_row(const RowShape& shape) {
   return row;
 }
 
+void check_size(int ranks, int micro_batches, int virtual_stages, Problems& problems) {
+  problems.add_if(ranks < 1, fmt::format("--pp {}: a pipeline has at least 1 rank", ranks));
+  problems.add_if(micro_batches < 1, fmt::format("{} micro-batches: a step has at least 1", micro_batches));
+  if (ranks < 1 || micro_batches < 1 || virtual_stages < 1) return;
+  constexpr std::int64_t kMostForwards = 1 << 23;  // about 1 GiB of actions, their transfers and their times
+  const std::int64_t most_of_a_stage = kMostForwards / ranks / virtual_stages;
+  problems.add_if(micro_batches > most_of_a_stage,
+                  fmt::format("{} micro-batches on {} ranks of {} stages: a schedule has at most {} forwards; use "
+                              "larger micro-batches or fewer stages",
+                              micro_batches, ranks, virtual_stages, kMostForwards));
+}
+
 Row keep_micro_batches(Row row, int m) {
   std::erase_if(row, [m](const Action& action) { return action.micro_batch >= m; });
   return row;
@@ -162,9 +174,7 @@ Schedule make_schedule(const ScheduleRequest& request) {
   const Generator& generator = find_generator(request.name);
   const int v = request.virtual_stages == 0 ? generator.default_virtual_stages : request.virtual_stages;
   Problems problems;
-  problems.add_if(request.ranks < 1, fmt::format("--pp {}: a pipeline has at least 1 rank", request.ranks));
-  problems.add_if(request.micro_batches < 1,
-                  fmt::format("{} micro-batches: a step has at least 1", request.micro_batches));
+  pipeline::check_size(request.ranks, request.micro_batches, v, problems);
   if (v < generator.min_virtual_stages || (generator.max_virtual_stages > 0 && v > generator.max_virtual_stages)) {
     problems.add(fmt::format("--virtual-stages {}: {} has {}", v, request.name,
                              generator.max_virtual_stages == 0 ? "at least 1 stage a rank"

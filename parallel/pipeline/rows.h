@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "cuboid/core/error.h"
 #include "cuboid/value/schedule.h"
 
 namespace cuboid::pipeline {
@@ -21,6 +22,10 @@ inline void add_i(Row& row, int stage, int micro_batch) {
 inline void add_w(Row& row, int stage, int micro_batch) {
   row.push_back({ActionKind::weight_gradient, stage, micro_batch});
 }
+
+/// Names what no schedule can be made of: ranks, micro-batches or stages below 1, or so many of them that its rows
+/// would fill the memory.
+void check_size(int ranks, int micro_batches, int virtual_stages, Problems& problems);
 
 /// Position in the pipeline of one row: rank r of p, m micro-batches, v stages a rank.
 struct RowShape {

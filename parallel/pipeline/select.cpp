@@ -31,11 +31,21 @@ int stages_of_auto(const RunConfig& run) {
   return run.grid.degree(Axis::pp) * virtual_stages;
 }
 
+// Where gradients are reduced and parameters gathered follows from the run's ZeRO stage (add_reduction, add_sharding):
+// a file's own REDUCE_GRAD would reduce a second time.
+void drop_data_parallel_actions(Schedule& schedule) {
+  for (auto& row : schedule.rows) {
+    std::erase_if(row, [](const Action& a) {
+      return a.kind == ActionKind::reduce_gradient || a.kind == ActionKind::unshard || a.kind == ActionKind::reshard;
+    });
+  }
+}
+
 Schedule schedule_of_file(const RunConfig& run) {
   const std::string path = run.schedule.substr(kSchedulePathPrefix.size());
-  const CsvSchedule file = read_schedule_csv(path);
+  CsvSchedule file = read_schedule_csv(path);
   for (const std::string& note : file.notes) log::info(path + ": " + note);
-  const Schedule& schedule = file.schedule;
+  Schedule& schedule = file.schedule;
   Problems problems;
   problems.add_if(schedule.ranks() != run.grid.degree(Axis::pp),
                   fmt::format("--schedule {}: has {} ranks, --pp is {}", run.schedule, schedule.ranks(),
@@ -53,7 +63,8 @@ Schedule schedule_of_file(const RunConfig& run) {
     }
   }
   problems.throw_if_any();
-  return schedule;
+  drop_data_parallel_actions(schedule);
+  return std::move(schedule);
 }
 
 }  // namespace

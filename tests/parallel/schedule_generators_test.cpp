@@ -226,6 +226,8 @@ TEST(Generators, Refusals) {
   EXPECT_EQ(refusal({"zb-v", 2, 4, 1}), "--virtual-stages 1: zb-v has 2 stages a rank");
   EXPECT_EQ(refusal({"looped-bfs", 2, 4, -1}), "--virtual-stages -1: looped-bfs has at least 1 stage a rank");
   EXPECT_EQ(refusal({"dualpipe-v", 3, 5}), "5 micro-batches: dualpipe-v with --pp 3 needs at least 6");
+  EXPECT_THAT(refusal({"1f1b", 3, 2'000'000'000}), HasSubstr("2000000000 micro-batches on 3 ranks of 1 stages"));
+  EXPECT_THAT(refusal({"interleaved-1f1b", 2, 1 << 20, 4096}), HasSubstr("at most 8388608 forwards"));
   EXPECT_EQ(default_virtual_stages("zb-v"), 2);
   EXPECT_EQ(default_virtual_stages("1f1b"), 1);
   EXPECT_THROW(default_virtual_stages("none"), Error);

@@ -37,6 +37,21 @@ class Pipeline : public testing::Test {
   test::TemporaryFolder folder_;
 };
 
+// A file of another program may say when gradients are reduced: the run reduces once, where its ZeRO stage says.
+TEST_F(Pipeline, AFileDoesNotReduceASecondTime) {
+  const std::string row[] = {"0F0,0F1,0F2,0F3,0F4,0F5,0B0,0B1,0B2,0B3,0B4,0B5",
+                             "1F0,1F1,1F2,1F3,1F4,1F5,1B0,1B1,1B2,1B3,1B4,1B5"};
+  const std::string plain = folder_.write("plain.csv", row[0] + "\n" + row[1] + "\n");
+  const std::string full = folder_.write(
+      "full.csv", "0UNSHARD," + row[0] + ",0RESHARD,0REDUCE_GRAD\n1UNSHARD," + row[1] + ",1RESHARD,1REDUCE_GRAD\n");
+  for (run_.zero = 0; run_.zero <= 3; ++run_.zero) {
+    run_.schedule = "file:" + plain;
+    const PipelineLayout wanted = plan_pipeline(run_, model_);
+    run_.schedule = "file:" + full;
+    EXPECT_EQ(plan_pipeline(run_, model_).training.rows, wanted.training.rows) << "ZeRO " << run_.zero;
+  }
+}
+
 // 12 layers of 768, T = 512, vocabulary 50257; a row kernel counts 200 FLOPs an element, the loss 50 a logit.
 TEST(BlockCosts, AreTheModelsArithmetic) {
   const ModelConfig gpt2 = load_model("gpt2");

@@ -37,7 +37,7 @@ struct AutoSchedule {
 /// the cap leaves room to finish all micro-batches under way (the banker's rule). The best result is improved by
 /// scheduling again and again from its own start times with noise. Every candidate, the named schedules included, is
 /// compared by simulate; the fastest wins. Random numbers are counter-based: equal requests give equal schedules.
-/// @throws Error{request} for sizes below 1 and a cap below virtual_stages
+/// @throws Error{request} for sizes below 1, over 2^23 micro-batches of all stages, and a cap below virtual_stages
 AutoSchedule find_schedule(const AutoRequest& request);
 
 /// A lower bound on the makespan of any schedule with the stages on the given ranks: the largest, over ranks, of

@@ -46,7 +46,7 @@ int fewest_micro_batches(std::string_view name, int ranks);
 /// Placement: stage s on rank s mod p (loop), or for zb-v, v-half, v-min and dualpipe-v stages r and 2p-1-r on rank r
 /// (V).
 /// @throws Error{request} with all reasons: unknown name, ranks or micro-batches below 1, virtual stages or a number of
-///         micro-batches that the schedule is not defined for.
+///         micro-batches that the schedule is not defined for, over 2^23 micro-batches of all stages.
 Schedule make_schedule(const ScheduleRequest& request);
 
 }  // namespace cuboid
