@@ -50,7 +50,7 @@ void Exchange::work_in_background() {
       if (run_ && run_->stopped && seconds_since(run_->failed_at) > kMostSecondsToStop) {
         const Failure& why = run_->over ? run_->outcome : run_->cause;
         if (speaks()) log::error(why.text + " (a rank went on computing and was ended)");
-        _exit(3);
+        _exit(why.exit_status());
       }
     } catch (const std::exception& error) {
       log::error(fmt::format("{}: {}", describe_process(process()), error.what()));

@@ -39,6 +39,10 @@ void Failure::raise() const {
   throw Error(static_cast<ErrorKind>(kind), text);
 }
 
+int Failure::exit_status() const {
+  return Error(kind == kLogic ? ErrorKind::failed : static_cast<ErrorKind>(kind), "").exit_status();
+}
+
 Exchange::Exchange(std::unique_ptr<Transport> transport)
     : transport_(std::move(transport)), heard_(hosts().size(), Clock::now()), lost_(hosts().size()) {
   const std::string& own = hosts()[static_cast<std::size_t>(process())];
@@ -215,8 +219,10 @@ void Exchange::end_run(const RankOptions& options) {
   }
   while (!run_->over) {
     const bool moved = poll();
-    const std::scoped_lock lock(mutex_);
-    conclude_if_due();
+    {
+      const std::scoped_lock lock(mutex_);
+      conclude_if_due();
+    }
     if (!moved && !run_->over) std::this_thread::sleep_for(std::chrono::microseconds(kLongestSleep));
   }
   std::unique_ptr<Run> run;

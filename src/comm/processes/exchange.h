@@ -24,6 +24,7 @@ struct Failure {
   int kind = 0;
   std::string text;
   [[noreturn]] void raise() const;
+  int exit_status() const;  ///< of a process that ends without raising it
 };
 
 class Exchange final : public Processes {
@@ -55,18 +56,23 @@ class Exchange final : public Processes {
   template <typename Ready, typename Check>
   void await(const World& world, WaitWord& word, Ready ready, Check check) {
     const auto start = Clock::now();
-    for (int idle = 0;; ++idle) {
+    int idle = 0;
+    for (unsigned turn = 1;; ++turn, ++idle) {
       const std::uint32_t seen = word.load();
       if (ready(seen)) return;
       world.throw_if_aborted();
       if (poll()) idle = 0;
+      // Also while other ranks' messages keep moving: they do not shorten this wait.
+      if (idle >= spins_ || turn % kTurnsBetweenChecks == 0) {
+        check(std::chrono::duration<double>(Clock::now() - start).count());
+      }
       if (idle < spins_) continue;
-      check(std::chrono::duration<double>(Clock::now() - start).count());
       word.sleep(seen, std::chrono::microseconds(std::min(kShortestSleep * (1 + (idle - spins_) / 4), kLongestSleep)));
     }
   }
 
  private:
+  static constexpr unsigned kTurnsBetweenChecks = 256;
   static constexpr int kShortestSleep = 20;  // microseconds
   static constexpr int kLongestSleep = 200;
 
@@ -95,6 +101,7 @@ class Exchange final : public Processes {
 
   void begin_run(int ranks, int ranks_per_process, const RankOptions& options);
   void run_rank(int rank, const std::function<void(RankContext&)>& body, const RankOptions& options, SpanGroup* world);
+  void report_exception(int rank, const std::exception_ptr& cause);
   void end_run(const RankOptions& options);
 
   // (locked)

@@ -1,5 +1,7 @@
 // Rank threads of one process of a job, and how their failures become everybody's.
+#include <exception>
 #include <new>
+#include <system_error>
 
 #include <fmt/format.h>
 #include <omp.h>
@@ -34,20 +36,21 @@ Failure failure_from(int rank, const std::string& name, const std::exception_ptr
 
 }  // namespace
 
+void Exchange::report_exception(int rank, const std::exception_ptr& cause) {
+  const bool hosts_differ = processes_of_host_ < processes();
+  const std::string name = hosts_differ
+                               ? fmt::format("rank {} on host {}", rank, hosts()[static_cast<std::size_t>(process())])
+                               : fmt::format("rank {}", rank);
+  const std::scoped_lock lock(mutex_);
+  report(failure_from(rank, name, cause));
+}
+
 void Exchange::run_rank(int rank, const std::function<void(RankContext&)>& body, const RankOptions& options,
                         SpanGroup* group) {
   pthread_setname_np(pthread_self(), fmt::format("rank {}", rank).c_str());
   omp_set_num_threads(options.threads_per_rank);
   const auto recorder = run_->recorders[static_cast<std::size_t>(rank - process() * run_->ranks_per_process)];
   set_recorder_of_this_thread(recorder.get());
-  const bool hosts_differ = processes_of_host_ < processes();
-  const std::string name = hosts_differ
-                               ? fmt::format("rank {} on host {}", rank, hosts()[static_cast<std::size_t>(process())])
-                               : fmt::format("rank {}", rank);
-  const auto failed = [&](const std::exception_ptr& cause) {
-    const std::scoped_lock lock(mutex_);
-    report(failure_from(rank, name, cause));
-  };
   try {
     RankContext context;
     context.rank = rank;
@@ -64,7 +67,7 @@ void Exchange::run_rank(int rank, const std::function<void(RankContext&)>& body,
   } catch (const Aborted&) {
     run_->world->abort();
   } catch (...) {
-    failed(std::current_exception());
+    report_exception(rank, std::current_exception());
   }
   const std::scoped_lock lock(mutex_);
   // After a failure the abort must come first: an end is no news, and would pass for a cause.
@@ -90,7 +93,13 @@ void Exchange::run(int ranks, int ranks_per_process, const std::function<void(Ra
   std::vector<std::thread> threads;
   for (int i = 0; i < here; ++i) {
     const int rank = process() * ranks_per_process + i;
-    threads.emplace_back([&, rank] { run_rank(rank, body, options, world); });
+    try {
+      threads.emplace_back([&, rank] { run_rank(rank, body, options, world); });
+    } catch (const std::system_error& error) {
+      report_exception(rank, std::make_exception_ptr(
+                                 Error(ErrorKind::failed, fmt::format("cannot start a thread: {}", error.what()))));
+      break;
+    }
   }
   for (std::thread& thread : threads) thread.join();
   end_run(options);
