@@ -215,7 +215,7 @@ TEST_F(BlendedData, TheSetFurthestBehindGivesTheNextSample) {
   const SampleSource source(blend({"0.75", "0.25"}), 4, 1000, 0);
   EXPECT_EQ(source.sets(), 2U);
   EXPECT_EQ(source.training_samples(), 20);
-  // Deficits 0.75 n - a and 0.25 n - b by hand, the first of equals.
+  // Of two sets, the one furthest behind: deficits 0.75 n - a and 0.25 n - b by hand, the first of equals.
   const std::vector<std::size_t> wanted = {0, 0, 1, 0, 0, 0, 1, 0, 0, 0};
   std::vector<std::size_t> sets;
   for (std::int64_t n = 0; n < 10; ++n) sets.push_back(source.set_of(n));
@@ -238,6 +238,26 @@ TEST_F(BlendedData, CountsAreWithinOneOfTheWeightsAndSetsStartOver) {
       }
       ASSERT_LE(std::abs(static_cast<double>(second) - share * static_cast<double>(n + 1)), 1.0 + 1e-9)
           << a << ' ' << n;
+    }
+  }
+}
+
+TEST_F(BlendedData, CountsOfManySetsAreWithinOneToo) {
+  // Taking the set that is furthest behind leaves a set of weight 5 behind by 1.18.
+  for (const auto& weights :
+       std::vector<std::vector<std::string>>{{"412", "5", "5", "6", "6", "3", "1", "5", "41", "855", "7", "41"},
+                                             {"7", "1", "1"},
+                                             {"2", "3", "5", "90"}}) {
+    const SampleSource source(blend(weights), 4, 1'000'000, 0);
+    double sum = 0;
+    for (const std::string& weight : weights) sum += std::stod(weight);
+    std::vector<double> given(weights.size());
+    for (std::int64_t n = 0; n < 5'000; ++n) {
+      ++given[source.set_of(n)];
+      for (std::size_t set = 0; set < weights.size(); ++set) {
+        ASSERT_LT(std::abs(given[set] - std::stod(weights[set]) / sum * static_cast<double>(n + 1)), 1.0)
+            << "set " << set << " after " << n + 1;
+      }
     }
   }
 }
