@@ -112,7 +112,7 @@ Checkpoint Checkpoint::open(const std::string& path) {
   Checkpoint made;
   made.path_ = *found;
   const std::string index_path = join_path(*found, kIndexName);
-  made.index_ = read_checkpoint_index(text_of(*MappedFile::open(index_path)), index_path);
+  made.index_ = read_partial_index(text_of(*MappedFile::open(index_path)), index_path);
   Problems problems;
   const auto collect = [&](const auto& look) {
     try {
@@ -138,6 +138,8 @@ Checkpoint Checkpoint::open(const std::string& path) {
                                          stored.file, stored.entry));
     }
   }
+  // Only of what the files hold: checking lists every run of a slice, of which an index may promise any number.
+  if (problems.empty()) check_coverage(made.index_, index_path, problems);
   collect([&] { made.model_ = load_model(join_path(*found, kModelName)); });
   if (made.index_.files.contains(kRunName)) {
     collect([&] { made.run_ = read_run_file(join_path(*found, kRunName)); });

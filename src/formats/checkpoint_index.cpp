@@ -211,8 +211,10 @@ std::string coverage_fault(const CheckpointTensor& tensor) {
   const std::int64_t elements = tensor.shape.elements();
   for (const StoredSlice& stored : tensor.slices) {
     // Slices lie in the tensor, so none has more elements than it; more in sum overlap. Checked before runs are listed.
+    if (stored.slice.elements() > elements - held) {
+      return fmt::format("its slices hold more than its {} elements", elements);
+    }
     held += stored.slice.elements();
-    if (held > elements) return fmt::format("its slices hold more than its {} elements", elements);
     for (std::int64_t i = 0; i < stored.slice.repeat; ++i) {
       const std::int64_t begin = stored.slice.start + i * stored.slice.stride;
       // Neighbours in one slice order merge, so that the list stays short.

@@ -29,7 +29,11 @@ class NewFolder {
     if (fs::exists(path_, fault) && !(fs::is_directory(path_, fault) && fs::is_empty(path_, fault))) {
       throw Error(ErrorKind::request, path + ": exists; give a new or empty folder");
     }
-    fs::remove_all(temporary(), fault);
+    // Never emptied: it may be somebody's own.
+    if (fs::exists(temporary(), fault)) {
+      throw Error(ErrorKind::request,
+                  fmt::format("{}: is built as {}, which exists; move or remove that", path, temporary()));
+    }
     if (!fs::create_directories(temporary(), fault)) {
       throw Error(ErrorKind::request, fmt::format("{}: cannot be created: {}", path, fault.message()));
     }

@@ -176,6 +176,9 @@ TEST(CheckpointIndex, FaultsAreNamed) {
                   {"element 2 is stored twice"});
   expect_mentions(fault(tensor_index("[4]", slice(R"("start":0,"length":4)") + "," + slice(R"("start":0,"length":4)"))),
                   {"hold more than its 4 elements"});
+  const std::string largest = slice(R"("start":0,"length":4611686018427387904)");
+  expect_mentions(fault(tensor_index("[4611686018427387904]", largest + "," + largest)),
+                  {"hold more than its 4611686018427387904 elements"});
   expect_mentions(fault(tensor_index("[4]", slice(R"("start":0,"length":4)", "../f"))),
                   {"\"../f\", which is not listed"});
   expect_mentions(fault(tensor_index("[4611686018427387904,4]", "")), {"too many elements"});
@@ -191,6 +194,11 @@ TEST(Checkpoint, FilesMustFitTheIndex) {
                   {"tensor weights/w", "rank_00001.safetensors does not hold weights/w@2"});
   std::filesystem::remove(folder / "rank_00001.safetensors");
   expect_mentions(refusal([&] { Checkpoint::open(folder.path()); }), {"rank_00001.safetensors", "cannot be opened"});
+  // Whether slices cover a tensor is asked once their files are known to hold them.
+  folder.write("index.json", tensor_index("[2097152]", slice(R"("start":0,"length":1,"stride":2,"repeat":1048576)")));
+  const std::string message = refusal([&] { Checkpoint::open(folder.path()); });
+  expect_mentions(message, {"tensor t: f does not hold t"});
+  EXPECT_EQ(message.find("is missing"), std::string::npos) << message;
 }
 
 TEST(Checkpoint, TheLatestIsFoundFromAnyFolder) {

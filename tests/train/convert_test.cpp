@@ -100,6 +100,12 @@ TEST(Convert, FullFoldersAndForeignWeightsAreRefused) {
   folder.write("full/file", "x");
   expect_mentions(refusal([&] { import_hugging_face(test::oracle_path("gpt2-tiny"), folder / "full"); }),
                   {"full", "exists"});
+  // The name under which a folder is built may be taken, too.
+  folder.write("own.tmp/notes.txt", "kept");
+  expect_mentions(refusal([&] { import_hugging_face(test::oracle_path("gpt2-tiny"), folder / "own"); }),
+                  {"own.tmp, which exists"});
+  EXPECT_TRUE(fs::exists(folder / "own.tmp/notes.txt"));
+  EXPECT_FALSE(fs::exists(folder / "own"));
   fs::create_directory(folder / "mixed");
   fs::copy_file(test::oracle_path("llama-odd/config.json"), folder / "mixed/config.json");
   fs::copy_file(test::oracle_path("gpt2-tiny/model.safetensors"), folder / "mixed/model.safetensors");
