@@ -45,6 +45,10 @@ struct Request {
   bool json = false;
 };
 
+bool pairs_are_measured(const Request& request, int ranks) {
+  return request.pairs && ranks <= kMostPairs;
+}
+
 Axis axis_named(const std::string& word) {
   const auto axis = std::find_if(kAxes.begin(), kAxes.end(), [&](Axis a) { return word == name_of(a); });
   if (axis == kAxes.end()) throw Error(ErrorKind::request, fmt::format("'{}' is not tp, cp, ep, dp or pp", word));
@@ -285,6 +289,10 @@ int bench_comm(const Arguments& arguments) {
   problems.throw_if_any();
   const Grid grid = grid_of(flags, request);
   problems.add_if(grid.world() < 2, "the grid has one rank: nothing is sent");
+  problems.add_if(!request.svg.empty() && !pairs_are_measured(request, grid.world()),
+                  fmt::format("--svg {}: draws the pairs of ranks, which are measured of at most {} ranks and not with "
+                              "--pairs=false",
+                              request.svg, kMostPairs));
   for (const auto& axes : request.together) {
     for (Axis axis : axes) {
       problems.add_if(grid.degree(axis) < 2,
@@ -309,8 +317,9 @@ int bench_comm(const Arguments& arguments) {
     const Groups groups(grid, *self.world);
     Results mine;
     mine.samples = measure_comm(groups, self.device, plan);
-    if (request.pairs && self.size <= kMostPairs)
+    if (pairs_are_measured(request, self.size)) {
       mine.pairs = measure_pairs(*self.world, self.device, 1 << 20, request.seconds / 5);
+    }
     if (self.rank == 0) results = std::move(mine);
   });
   if (job() != nullptr && job()->process() != 0) return 0;

@@ -118,17 +118,7 @@ class Texts {
   void add(const std::string& path) {
     std::error_code fault;
     if (!fs::is_directory(path, fault)) return files_.push_back(MappedFile::open(path));
-    std::vector<std::string> found;
-    try {
-      for (const auto& entry : fs::recursive_directory_iterator(path)) {
-        const bool hidden = entry.path().filename().string().starts_with('.');
-        if (entry.is_regular_file() && !hidden) found.push_back(entry.path().string());
-      }
-    } catch (const fs::filesystem_error& error) {
-      throw Error(ErrorKind::request, fmt::format("{}: cannot be listed: {}", path, error.code().message()));
-    }
-    std::sort(found.begin(), found.end());
-    for (const std::string& file : found) files_.push_back(MappedFile::open(file));
+    for (const std::string& file : files_beneath(path)) files_.push_back(MappedFile::open(file));
   }
   void add_lines(std::string_view text) {
     while (!text.empty()) {
@@ -158,10 +148,11 @@ class ParallelEncoder {
         fault = std::current_exception();
       }
     };
-    std::vector<std::thread> workers;
-    for (int t = 1; t < threads_; ++t) workers.emplace_back(work);
-    work();
-    for (std::thread& worker : workers) worker.join();
+    {
+      std::vector<std::jthread> workers;  // joined also where one cannot be started
+      for (int t = 1; t < threads_; ++t) workers.emplace_back(work);
+      work();
+    }
     if (fault) std::rethrow_exception(fault);
     return ids;
   }

@@ -55,7 +55,8 @@ std::vector<Host> answering(const std::vector<Host>& hosts) {
   return alive;
 }
 
-std::optional<Grid> largest_grid(const RunConfig& run, const ModelConfig& model, int ranks_per_process, int slots) {
+std::optional<Grid> largest_grid(const RunConfig& run, const ModelConfig& model, int ranks_per_process,
+                                 std::int64_t slots) {
   const AxisValues asked = run.grid.degrees();
   std::vector<Grid> grids;
   for (int tp = asked[Axis::tp]; tp >= 1; --tp) {

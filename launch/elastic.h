@@ -2,6 +2,7 @@
 // command line of the run on it.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,7 +22,8 @@ std::vector<Host> answering(const std::vector<Host>& hosts);
 /// a divisor of the run's, everything else as it is (the global batch above all). Of grids with equally many ranks the
 /// one with the longest tensor axis, then the longest pipeline: what a rank holds grows least.
 /// None if not even the smallest is possible, or fits in the run's memory limit.
-std::optional<Grid> largest_grid(const RunConfig& run, const ModelConfig& model, int ranks_per_process, int slots);
+std::optional<Grid> largest_grid(const RunConfig& run, const ModelConfig& model, int ranks_per_process,
+                                 std::int64_t slots);
 
 /// The arguments of `cuboid train` with the grid's degrees in place of those that they name.
 std::vector<std::string> on_grid(const std::vector<std::string>& arguments, const Grid& grid);

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cerrno>
 #include <charconv>
+#include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <set>
@@ -322,7 +323,7 @@ SlurmJob read_slurm(const std::function<std::string(const char*)>& get) {
   contradiction(counts.size() != job.hosts.size(), fmt::format("{} ({} hosts)", per, counts.size()),
                 fmt::format("{} ({} hosts)", list, hosts));
   for (std::size_t h = 0; h < std::min(counts.size(), job.hosts.size()); ++h) job.hosts[h].slots = counts[h];
-  int sum = 0;
+  std::int64_t sum = 0;
   for (int count : counts) sum += count;
   job.tasks = number_in(tasks).value_or(-1);
   contradiction(job.tasks != sum, "SLURM_NTASKS=" + tasks, fmt::format("{} (together {})", per, sum));

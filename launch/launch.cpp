@@ -1,5 +1,6 @@
 // cuboid launch: how a training run is started on several hosts, and with --run, doing so.
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -119,7 +120,7 @@ class Restart {
 
   std::vector<std::string> operator()() {
     const std::vector<Host> alive = answering(hosts_);
-    int slots = 0;
+    std::int64_t slots = 0;
     for (const Host& host : alive) slots += host.slots;
     for (const Host& host : hosts_) {
       if (std::find(alive.begin(), alive.end(), host) == alive.end()) {

@@ -1,7 +1,6 @@
 #include "launch/outputs.h"
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 
@@ -71,11 +70,10 @@ std::unique_ptr<FolderLock> make_output_folder(const RunConfig& run) {
   if (fault) throw Error(ErrorKind::request, "--out " + run.out + ": " + fault.message());
   auto lock = FolderLock::take((fs::path(run.out) / ".lock").string());
   const std::string path = (fs::path(run.out) / "run.toml").string();
-  const std::string text = write_run_file(with_absolute_paths(run));
-  std::FILE* file = std::fopen(path.c_str(), "w");
-  const bool complete = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  if (const bool closed = file == nullptr || std::fclose(file) == 0; !complete || !closed) {
-    throw Error(ErrorKind::request, "--out: " + path + ": " + std::strerror(errno));
+  try {
+    write_durably(path, write_run_file(with_absolute_paths(run)));
+  } catch (const Error& error) {
+    throw Error(ErrorKind::request, std::string("--out: ") + error.what());
   }
   return lock;
 }

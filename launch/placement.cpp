@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdint>
 #include <numeric>
 #include <set>
 
@@ -53,7 +54,7 @@ Placement place(const Grid& grid, int ranks_per_process, const std::vector<Host>
                                                 ranks_per_process, world));
   }
   const int processes = world / ranks_per_process;
-  int slots = 0;
+  std::int64_t slots = 0;
   for (const Host& host : hosts) slots += host.slots;
   if (slots < processes) {
     throw Error(ErrorKind::request, fmt::format("the grid needs {} processes, but the {} hosts have {} slots",
@@ -111,7 +112,7 @@ std::string rank_file(const LaunchForm& form) {
     const auto host = static_cast<std::size_t>(form.placement.host_of_process[p]);
     std::string slot = "*";
     if (form.cores_per_process > 0) {
-      const int first = used[host]++ * form.cores_per_process;
+      const std::int64_t first = std::int64_t{used[host]++} * form.cores_per_process;
       slot = form.cores_per_process == 1 ? fmt::format("{}", first)
                                          : fmt::format("{}-{}", first, first + form.cores_per_process - 1);
     }

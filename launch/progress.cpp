@@ -51,15 +51,19 @@ bool stderr_is_terminal() {
   return isatty(STDERR_FILENO) != 0 && term != nullptr && std::strcmp(term, "dumb") != 0;
 }
 
+// All but the width, which may change. Not for threads beside others: the locale is the process's.
 TerminalStyle terminal_style() {
   TerminalStyle style;
-  winsize size{};
-  if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) style.columns = size.ws_col;
   std::setlocale(LC_CTYPE, "");
   style.unicode = std::strcmp(nl_langinfo(CODESET), "UTF-8") == 0;
   std::setlocale(LC_CTYPE, "C");
   style.colour = !has_environment("NO_COLOR");
   return style;
+}
+
+int terminal_columns() {
+  winsize size{};
+  return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : TerminalStyle{}.columns;
 }
 
 }  // namespace
@@ -127,10 +131,9 @@ class Progress::Bar {
     const auto now = std::chrono::steady_clock::now();
     if (state.step < state.steps && now - drawn_ < std::chrono::milliseconds(50)) return;
     drawn_ = now;
-    TerminalStyle style = terminal_style();
-    style.columns -= 1;  // the last column would wrap the cursor
+    style_.columns = terminal_columns() - 1;  // the last column would wrap the cursor
     const std::scoped_lock lock(mutex_);
-    line_ = progress_line(state, style);
+    line_ = progress_line(state, style_);
     write("\r" + line_ + "\x1b[K");
   }
 
@@ -140,6 +143,7 @@ class Progress::Bar {
     std::fflush(stderr);
   }
   static inline Bar* current = nullptr;
+  TerminalStyle style_ = terminal_style();
   std::mutex mutex_;
   std::string line_;
   std::chrono::steady_clock::time_point drawn_{};

@@ -79,7 +79,7 @@ Source open_source(const std::string& from) {
     source.model = source.checkpoint->model();
     check_checkpoint(*source.checkpoint, source.model, problems);
   } else {
-    if (!std::filesystem::exists(std::filesystem::path(from) / "config.json")) {
+    if (std::error_code fault; !std::filesystem::exists(std::filesystem::path(from) / "config.json", fault)) {
       throw Error(ErrorKind::request,
                   fmt::format("--from {}: holds neither a checkpoint nor a config.json with weights", from));
     }
@@ -95,7 +95,7 @@ std::unique_ptr<Tokenizer> open_tokenizer(const Asked& asked, const ModelConfig&
   const std::filesystem::path beside = std::filesystem::path(asked.from) / kTokenizerFile;
   std::unique_ptr<Tokenizer> tokenizer;
   std::string name = asked.tokenizer;
-  if (name.empty() && std::filesystem::exists(beside)) name = beside.string();
+  if (std::error_code fault; name.empty() && std::filesystem::exists(beside, fault)) name = beside.string();
   if (name.empty() && model.vocab == make_byte_tokenizer()->vocab()) name = kBytes;
   if (name.empty()) {
     throw Error(ErrorKind::request,

@@ -1,4 +1,6 @@
 // cuboid simulate: a run's step and memory predicted for a cluster; and the predictions against published runs.
+#include <algorithm>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -209,9 +211,11 @@ int simulate_command(const Arguments& arguments) {
   const RunConfig run = read_run(flags, request.draft, arguments, problems);
   if (flags.print_help_if_wanted()) return 0;
   if (request.validate.empty()) return simulate_run(request, run, problems);
-  for (const char* name : {"model", "config"}) {
-    problems.add_if(flags.value_of(name).has_value(),
-                    fmt::format("--{}: --validate takes models and grids from its file's runs", name));
+  for (const std::string& word : arguments) {
+    const std::string flag = word.substr(0, word.find('='));
+    const auto serves = {"--validate", "--cluster", "--svg", "--html", "--json"};
+    problems.add_if(flag.starts_with("--") && std::find(serves.begin(), serves.end(), flag) == serves.end(),
+                    fmt::format("{}: --validate takes models and grids from its file's runs", flag));
   }
   problems.add_if(!request.html.empty(), "--html: is a report on one run; with --validate use --svg");
   problems.throw_if_any();

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <optional>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -18,6 +19,8 @@
 
 namespace cuboid::launch {
 namespace {
+
+constexpr std::array kPassedOn = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 
 std::atomic<pid_t> g_child = 0;
 volatile std::sig_atomic_t g_told_to_end = 0;
@@ -80,28 +83,55 @@ class LineReader {
   std::string rest_;
 };
 
-// Runs the words once; the wait status.
-int run_once(const std::vector<std::string>& words) {
+/// Holds the signals back that are passed on, until its end: one that comes before there is a child is not lost.
+class HeldSignals {
+ public:
+  HeldSignals() {
+    sigset_t signals;
+    sigemptyset(&signals);
+    for (const int signal : kPassedOn) sigaddset(&signals, signal);
+    sigprocmask(SIG_BLOCK, &signals, &before_);
+  }
+  ~HeldSignals() { release(); }
+  HeldSignals(const HeldSignals&) = delete;
+  HeldSignals& operator=(const HeldSignals&) = delete;
+  void release() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+// Starts the words with these pipes for its output. Nothing is started once this process has been told to end.
+pid_t start(const std::vector<std::string>& words, int out, int err) {
+  std::vector<char*> arguments;
+  for (const auto& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  HeldSignals held;
+  if (g_told_to_end != 0) return 0;
+  const pid_t child = fork();
+  if (child == 0) {
+    held.release();
+    dup2(out, STDOUT_FILENO);
+    dup2(err, STDERR_FILENO);
+    execvp(arguments[0], arguments.data());
+    fmt::print(stderr, "{}: {}; install openmpi-bin\n", words[0], std::strerror(errno));
+    _exit(2);
+  }
+  if (child < 0) throw Error(ErrorKind::failed, fmt::format("fork: {}", std::strerror(errno)));
+  g_child = child;
+  return child;
+}
+
+// Runs the words once; the wait status. None: told to end before it began.
+std::optional<int> run_once(const std::vector<std::string>& words) {
   int out[2];
   int err[2];
   if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) {
     throw Error(ErrorKind::failed, fmt::format("pipe: {}", std::strerror(errno)));
   }
-  std::vector<char*> arguments;
-  for (const auto& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
-  arguments.push_back(nullptr);
-  const pid_t child = fork();
-  if (child == 0) {
-    dup2(out[1], STDOUT_FILENO);
-    dup2(err[1], STDERR_FILENO);
-    execvp(arguments[0], arguments.data());
-    fmt::print(stderr, "{}: {}; install openmpi-bin\n", words[0], std::strerror(errno));
-    _exit(2);
-  }
+  const pid_t child = start(words, out[1], err[1]);
   close(out[1]);
   close(err[1]);
-  if (child < 0) throw Error(ErrorKind::failed, fmt::format("fork: {}", std::strerror(errno)));
-  g_child = child;
   std::array<LineReader, 2> readers = {LineReader(out[0]), LineReader(err[0])};
   while (readers[0].descriptor() >= 0 || readers[1].descriptor() >= 0) {
     std::array<pollfd, 2> waiting = {pollfd{readers[0].descriptor(), POLLIN, 0},
@@ -111,6 +141,7 @@ int run_once(const std::vector<std::string>& words) {
       if (waiting[i].revents != 0) readers[i].read_some();
     }
   }
+  if (child == 0) return std::nullopt;
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
@@ -128,15 +159,21 @@ int exit_status_of(int wait_status) {
 
 int supervise(const std::vector<std::string>& words, const std::function<std::vector<std::string>()>& again,
               int max_restarts) {
+  g_told_to_end = 0;
   struct sigaction action = {};
   action.sa_handler = pass_on;
-  for (int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) sigaction(signal, &action, nullptr);
+  for (const int signal : kPassedOn) sigaction(signal, &action, nullptr);
+  int status = exit_status_of(SIGTERM);
   for (int restarts = 0;; ++restarts) {
-    const int wait_status = run_once(restarts == 0 ? words : again());
-    const int status = exit_status_of(wait_status);
+    const std::optional<int> ended = run_once(restarts == 0 ? words : again());
+    if (!ended) {
+      log::error("told to end: the run is not started again");
+      return status;
+    }
+    status = exit_status_of(*ended);
     if (status == 0 || status == 2) return status;
-    const std::string how = WIFEXITED(wait_status) ? fmt::format("status {}", WEXITSTATUS(wait_status))
-                                                   : fmt::format("signal {}", WTERMSIG(wait_status));
+    const std::string how =
+        WIFEXITED(*ended) ? fmt::format("status {}", WEXITSTATUS(*ended)) : fmt::format("signal {}", WTERMSIG(*ended));
     if (g_told_to_end != 0 || restarts == max_restarts) {
       log::error(
           fmt::format("the run ended with {}{}", how,

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "cuboid/core/svg.h"
 #include "cuboid/plan/validate.h"
 
 namespace cuboid {
@@ -17,18 +18,13 @@ constexpr double kLegend = 470;  // width of the list of sources
 // Colour-blind safe and apart in lightness (after Okabe and Ito); shapes tell sources of one colour apart.
 constexpr const char* kColors[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#444444"};
 
-std::string escape(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    out += c == '&' ? "&amp;" : c == '<' ? "&lt;" : c == '>' ? "&gt;" : std::string(1, c);
-  }
-  return out;
-}
-
 // A source's title as far as it fits the legend.
 std::string short_title(const std::string& title) {
   constexpr std::size_t kShown = 52;
-  return title.size() <= kShown ? title : title.substr(0, kShown - 1) + "…";
+  if (title.size() <= kShown) return title;
+  std::size_t cut = kShown - 1;
+  while (cut > 0 && (static_cast<unsigned char>(title[cut]) & 0xC0) == 0x80) --cut;  // not within a character
+  return title.substr(0, cut) + "…";
 }
 
 class Plot {
@@ -111,7 +107,7 @@ class Plot {
 
   void symbol(std::size_t number, double at_x, double at_y, const std::string& title) {
     const char* color = kColors[number % std::size(kColors)];
-    const std::string inside = title.empty() ? "" : "<title>" + escape(title) + "</title>";
+    const std::string inside = title.empty() ? "" : "<title>" + xml_escaped(title) + "</title>";
     if (number < std::size(kColors)) {
       add("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\" fill=\"{}\" fill-opacity=\"0.7\">{}</circle>\n", at_x, at_y,
           color, inside);
@@ -127,7 +123,7 @@ class Plot {
       const ErrorSummary& summary = validation_.by_source.at(source);
       symbol(number, kLeft + kSide + 30, row - 4, "");
       add("<text x=\"{:.1f}\" y=\"{:.1f}\">{} ({} runs, {:.1f} %)</text>\n", kLeft + kSide + 42, row,
-          escape(short_title(source)), summary.runs, 100 * summary.mean);
+          xml_escaped(short_title(source)), summary.runs, 100 * summary.mean);
     }
     add("<text x=\"{:.1f}\" y=\"{:.1f}\" fill=\"#555\">dotted: 20 % to either side</text>\n", kLeft + kSide + 30,
         kTop + 34 + 20 * static_cast<double>(number_.size()));

@@ -388,6 +388,30 @@ Topology visible_devices(const Topology& topology, const std::string& list) {
   return out;
 }
 
+namespace {
+
+// The paths of a node are a matrix, and every node has a name: what a file of a few lines may ask for has an end.
+void refuse_sizes_without_end(const Cluster& cluster, int devices) {
+  constexpr int kMostDevices = 4096;  // of a node
+  constexpr int kMostNodes = 1 << 17;
+  const ClusterLevel& inner = cluster.levels.front();
+  if (inner.size > kMostDevices) {
+    throw Error(ErrorKind::request,
+                fmt::format("the cluster {}: its first level, {}, joins {} devices; a node has at most {}",
+                            cluster.name, inner.name, inner.size, kMostDevices));
+  }
+  if (cluster.levels.size() > 1 && cluster.levels[1].links > kMostDevices) {
+    throw Error(ErrorKind::request, fmt::format("the cluster {}: {} links of a node; it has at most {} network cards",
+                                                cluster.name, cluster.levels[1].links, kMostDevices));
+  }
+  if (devices > std::int64_t{kMostNodes} * inner.size) {
+    throw Error(ErrorKind::request, fmt::format("{} devices of the cluster {}: {} a node, of at most {} nodes", devices,
+                                                cluster.name, inner.size, kMostNodes));
+  }
+}
+
+}  // namespace
+
 Topology topology_of(const Cluster& cluster, int devices) {
   CUBOID_CHECK(!cluster.levels.empty(), "a cluster has levels");
   const ClusterLevel& inner = cluster.levels.front();
@@ -395,7 +419,8 @@ Topology topology_of(const Cluster& cluster, int devices) {
     throw Error(ErrorKind::request,
                 fmt::format("{} devices: the cluster {} has {}", devices, cluster.name, cluster.devices()));
   }
-  if (devices == 0) devices = std::min(2 * inner.size, cluster.devices());
+  if (devices == 0) devices = static_cast<int>(std::min<std::int64_t>(2LL * inner.size, cluster.devices()));
+  refuse_sizes_without_end(cluster, devices);
   Topology out;
   out.name = cluster.name;
   const bool cores = cluster.levels.front().name == "memory";

@@ -29,6 +29,7 @@ TEST(DataCommand, BuildsInspectsAndTrains) {
   write(folder / "text" / "b.txt", std::string(300, 'b') + "\n");
   write(folder / "text" / "a.txt", "first\n\nsecond line\n");
   write(folder / "text" / ".hidden", "no");
+  write(folder / "text" / ".git" / "config", "no");  // as train and inspect skip it
   const std::string out = folder / "set";
   const json built =
       done({"data", "build", folder / "text", "--out", out, "--documents", "lines", "--threads", "3", "--json"});

@@ -93,6 +93,9 @@ TEST(SimulateCommand, ValidatesAFileOfPublishedRuns) {
   EXPECT_NE(report["runs"][1]["note"].get<std::string>().find("no preset describes abacus"), std::string::npos);
   EXPECT_NE(read_file(folder / "scatter.svg").find("sc21-t1-7.5b"), std::string::npos);
   EXPECT_EQ(run_cuboid({"simulate", "--validate", "nowhere.json"}).status, 2);
+  const Outcome refused = run_cuboid({"simulate", "--validate", (folder / "runs.json").string(), "--tp", "2"});
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_NE(refused.err.find("--tp: --validate takes models and grids from its file's runs"), std::string::npos);
 }
 
 }  // namespace

@@ -162,6 +162,9 @@ TEST(BenchCommand, MeasuresChecksAndFits) {
   EXPECT_EQ(described({"--from", folder / "here.toml"})["devices"].size(), 64U);  // threads, as cpu-local has
   EXPECT_EQ(run_cuboid({"bench", "comm", "--ops", "all_reduce", "fly"}).status, 2);
   EXPECT_EQ(run_cuboid({"bench", "comm", "--tp", "1"}).status, 2);
+  EXPECT_THAT(run_cuboid({"bench", "comm", "--pairs=false", "--svg", folder / "none.svg"}).err,
+              HasSubstr("none.svg: draws the pairs of ranks"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "none.svg"));
   EXPECT_EQ(run_cuboid({"bench", "speed"}).status, 2);
 }
 

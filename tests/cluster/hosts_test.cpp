@@ -140,6 +140,11 @@ TEST_F(Slurm, ContradictionsAreNamed) {
   }
 }
 
+TEST_F(Slurm, TasksAreAddedInWideNumbers) {
+  variables_["SLURM_STEP_TASKS_PER_NODE"] = "2000000000(x3)";
+  EXPECT_THAT(refusal([&] { read(); }), HasSubstr("(together 6000000000)"));
+}
+
 TEST_F(Slurm, AMissingVariableIsNamedNotGuessed) {
   variables_.erase("SLURM_NTASKS");
   variables_.erase("SLURM_NPROCS");

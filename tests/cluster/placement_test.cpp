@@ -1,7 +1,9 @@
 // Where processes go, the words each launcher gets, and what becomes of a run whose hosts are lost.
 #include "launch/placement.h"
 
+#include <csignal>
 #include <cstdlib>
+#include <limits>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,6 +12,7 @@
 #include "cuboid/formats/hf_config.h"
 
 #include "launch/elastic.h"
+#include "launch/supervise.h"
 
 namespace cuboid::launch {
 namespace {
@@ -61,6 +64,15 @@ TEST(Placement, TooFewSlotsAreRefusedWithBothNumbers) {
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("9 processes"), HasSubstr("8 slots")));
   }
+}
+
+TEST(Placement, ManySlotsAreCountedInWideNumbers) {
+  constexpr int kMost = std::numeric_limits<int>::max();
+  LaunchForm made;
+  made.placement = place(grid(1, 3, 1), 1, {{"a", kMost}, {"b", kMost}});
+  EXPECT_THAT(made.placement.host_of_process, ElementsAre(0, 0, 0));
+  made.cores_per_process = kMost;
+  EXPECT_THAT(rank_file(made), HasSubstr("rank 2=a slot=4294967294-6442450940\n"));
 }
 
 LaunchForm form(const Grid& g, const std::vector<Host>& hosts) {
@@ -132,6 +144,17 @@ TEST(Elastic, DegreesAreReplacedHoweverTheyWereGiven) {
   EXPECT_THAT(on_grid({"cuboid", "train", "--dp", "4", "--tp=2", "--lr", "0.1", "--dp-like"}, grid),
               testing::ElementsAre("cuboid", "train", "--lr", "0.1", "--dp-like", "--tp", "2", "--cp", "1", "--ep", "1",
                                    "--dp", "3", "--pp", "1"));
+}
+
+TEST(Supervise, ATermBetweenTwoStartsEndsTheRun) {
+  struct sigaction before = {};
+  sigaction(SIGTERM, nullptr, &before);
+  const auto again = [] {
+    raise(SIGTERM);
+    return std::vector<std::string>{"sh", "-c", "exit 0"};
+  };
+  EXPECT_EQ(supervise({"sh", "-c", "exit 4"}, again, 3), 4);
+  sigaction(SIGTERM, &before, nullptr);
 }
 
 TEST(Elastic, HostsThatDoNotAnswerAreLeftOut) {

@@ -356,5 +356,19 @@ TEST(TopologyOfACluster, HasItsLevels) {
   EXPECT_THAT(refusal([&] { topology_of(dgx, dgx.devices() + 1); }), HasSubstr("dgx-a100"));
 }
 
+TEST(TopologyOfACluster, HasAnEnd) {
+  Cluster wide = load_cluster("dgx-a100");
+  wide.levels[0].size = 1'200'000'000;
+  wide.levels.resize(1);
+  EXPECT_THAT(refusal([&] { topology_of(wide, 0); }), HasSubstr("joins 1200000000 devices; a node has at most 4096"));
+  Cluster long_one = load_cluster("dgx-a100");
+  long_one.levels.resize(2);
+  long_one.levels[1].size = 2'000'000'000;
+  EXPECT_EQ(topology_of(long_one, 0).devices(), 16);
+  EXPECT_THAT(refusal([&] { topology_of(long_one, 1'500'000'000); }), HasSubstr("1500000000 devices"));
+  long_one.levels[1].links = 2'000'000'000;
+  EXPECT_THAT(refusal([&] { topology_of(long_one, 0); }), HasSubstr("2000000000 links of a node"));
+}
+
 }  // namespace
 }  // namespace cuboid

@@ -142,7 +142,7 @@ Topology visible_devices(const Topology& topology, const std::string& list);
 /// its efficiency) to each other; the links of the second are a node's cards, shared by its devices; outer levels are
 /// switches that join groups.
 /// @param devices  how many, filling nodes; 0: two nodes, or the whole cluster where that is less
-/// @throws Error{request} if the cluster has fewer
+/// @throws Error{request} if the cluster has fewer, or for over 4096 devices or cards a node or 131072 nodes
 Topology topology_of(const Cluster& cluster, int devices);
 
 /// The same machines joined: every node of each, in order; a name that occurs again gets "-2", "-3" … Kinds that are
