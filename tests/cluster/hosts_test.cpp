@@ -141,7 +141,7 @@ TEST_F(Slurm, ContradictionsAreNamed) {
 }
 
 TEST_F(Slurm, TasksAreAddedInWideNumbers) {
-  variables_["SLURM_STEP_TASKS_PER_NODE"] = "2000000000(x3)";
+  variables_["SLURM_STEP_TASKS_PER_NODE"] = "200000(x30000)";
   EXPECT_THAT(refusal([&] { read(); }), HasSubstr("(together 6000000000)"));
 }
 
