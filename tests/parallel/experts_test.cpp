@@ -176,7 +176,7 @@ TEST_P(ExpertLayers, EqualOneRank) {
     const Groups groups(Grid({{c.tp, 1, c.ep, 1, 1}}, Grid::kDefaultOrder), *context.world);
     const TensorParallel tp{&groups.axis(Axis::tp), c.sequence_parallel};
     const ExpertParallel ep{&groups.axis(Axis::ep), c.aux_factor, c.z_factor};
-    const DataGroups data(groups.data(), groups.axis(Axis::dp), ep.rank(), ep.size());
+    const CopyGroups data(groups.data(), groups.axis(Axis::dp), ep.rank(), ep.size());
     ParameterStore store(device, table, {{0, 0, 1}}, tp.rank(), tp.size(), data, {.dtype = DType::float64});
     TensorPartialGradients partial(device, table, store, *tp.comm, c.sequence_parallel);
     GradientReduction reduction(device, store, 0);
@@ -300,7 +300,7 @@ TEST(ExpertStore, BucketsLieWithTheirCopies) {
     const Groups groups(Grid({{1, 1, 2, 4, 1}}, Grid::kDefaultOrder), *context.world);
     EXPECT_EQ(groups.data().size(), 8);
     EXPECT_EQ(groups.data().rank(), 2 * groups.at()[Axis::dp] + groups.at()[Axis::ep]);
-    const DataGroups data(groups.data(), groups.axis(Axis::dp), groups.at()[Axis::ep], 2);
+    const CopyGroups data(groups.data(), groups.axis(Axis::dp), groups.at()[Axis::ep], 2);
     for (const int zero : {0, 1}) {
       ParameterStore store(context.device, table, {{0, 0, 1}}, 0, 1, data, {.zero = zero});
       std::int64_t counted = 0;
@@ -316,7 +316,7 @@ TEST(ExpertStore, BucketsLieWithTheirCopies) {
       }
       const Tensor all = context.device.zeros({1}, DType::int64);
       *all.data<std::int64_t>() = counted;
-      all_reduce_in_place(store.data(), all);
+      all_reduce_in_place(store.copies(), all);
       EXPECT_EQ(*all.data<std::int64_t>(), table.total()) << "each element is counted once, ZeRO " << zero;
     }
   });

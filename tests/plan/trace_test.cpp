@@ -61,7 +61,7 @@ std::vector<std::vector<TracedBlock>> run_on_cpu(const ModelConfig& model, const
   std::vector<std::vector<TracedBlock>> ranks(static_cast<std::size_t>(options.tp));
   run_ranks(options.tp, [&](RankContext& context) {
     const auto alone = make_self_communicator(context.device, "ep, dp");
-    BlockProbe probe(context.device, *context.world, *alone, *alone, kinds_of_layers(model), options);
+    BlockProbe probe(context.device, *context.world, *alone, *alone, *alone, kinds_of_layers(model), options);
     for (std::size_t i = 0; i < probe.blocks(); ++i) {
       ranks[static_cast<std::size_t>(context.rank)].push_back(probe.run(i));
     }
@@ -285,7 +285,7 @@ TEST(LayerKinds, AreAlikeWhereTheFamilySaysSo) {
       const Device device = Device::meta();
       const auto tensor = make_meta_communicator(device, 0, 2, "tp", {});
       const auto other = make_meta_communicator(device, 0, 1, "ep, dp", {});
-      BlockProbe probe(device, *tensor, *other, *other, {{{i}}, model}, options);
+      BlockProbe probe(device, *tensor, *other, *other, *other, {{{i}}, model}, options);
       const TracedBlock alone = probe.run(1);
       const TracedBlock& kind = trace.layers[static_cast<std::size_t>(trace.kind_of_layer(i))];
       EXPECT_EQ(alone.kept, kind.kept) << family << " layer " << i;
