@@ -181,7 +181,7 @@ std::vector<OpCase> attention_cases() {
                        {},
                        [=](Tape& t, const auto& x, auto&) {
                          ops::RopeTables rope;
-                         if (rotary) rope = ops::rope_tables(t.device(), {1.0, 0.3}, 2, kT, DType::float64);
+                         if (rotary) rope = ops::rope_tables(t.device(), {1.0, 0.3}, {.first = 2}, kT, DType::float64);
                          kernels::Dropout mask;
                          if (drops) mask = {.p = 0.4, .key = 77, .first_sample = 6, .first_head = 2};
                          return ops::attention(t, x[0], heads, rope.cos, rope.sin, mask);
