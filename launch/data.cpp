@@ -14,6 +14,7 @@
 #include "cuboid/core/log.h"
 #include "cuboid/core/text.h"
 #include "cuboid/core/units.h"
+#include "cuboid/formats/folder.h"
 #include "cuboid/formats/mapped_file.h"
 #include "cuboid/formats/megatron.h"
 #include "cuboid/formats/tokenizer.h"

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "cuboid/core/error.h"
+#include "cuboid/formats/folder.h"
 
 namespace cuboid {
 namespace {
@@ -105,10 +106,6 @@ Layout layout_of(const MappedFile& file, DataFormat format) {
   return bin ? bin_layout(file) : text_layout(file, format == DataFormat::automatic);
 }
 
-bool hidden(const fs::path& path) {
-  return path.filename().string().starts_with('.');
-}
-
 /// Index of the first id below 0 or >= vocab, or -1.
 template <typename Id>
 std::int64_t first_outside(const std::byte* data, std::int64_t tokens, std::int64_t vocab) {
@@ -173,23 +170,6 @@ std::int64_t bound_of(TokenType type) {
 }
 
 }  // namespace
-
-std::vector<std::string> files_beneath(const std::string& folder) {
-  std::vector<std::string> files;
-  try {
-    for (auto entry = fs::recursive_directory_iterator(folder); entry != fs::recursive_directory_iterator(); ++entry) {
-      if (hidden(entry->path())) {
-        if (entry->is_directory()) entry.disable_recursion_pending();
-      } else if (entry->is_regular_file()) {
-        files.push_back(entry->path().string());
-      }
-    }
-  } catch (const fs::filesystem_error& error) {
-    throw Error(ErrorKind::request, fmt::format("{}: cannot be listed: {}", folder, error.code().message()));
-  }
-  std::sort(files.begin(), files.end());
-  return files;
-}
 
 /// Appends files to a stream and collects the reasons against them.
 class TokenStream::Opener {

@@ -22,14 +22,11 @@ struct TokenPosition {
   std::int64_t byte = 0;   ///< offset of its first byte in the file
 };
 
-/// Regular files beneath a folder in ascending path order, hidden files and folders skipped.
-/// @throws Error{request} if it cannot be listed
-std::vector<std::string> files_beneath(const std::string& folder);
-
 class TokenStream {
  public:
-  /// @param paths  files, or folders: files_beneath them. The stream is their concatenation in the order given; nothing
-  ///               is inserted between files.
+  /// @param paths  files, or folders: all regular files beneath in ascending path order, hidden ones skipped. The
+  /// stream is
+  ///               their concatenation in the order given; nothing is inserted between files.
   /// @param format text: every byte is a token. bin: an llm.c file if its header says so (256 int32: magic 20240520
   ///               version 1, uint16 tokens; magic 20240801 version 7, uint32 tokens; token count; zeros), raw
   ///               little-endian uint16 otherwise. megatron: PREFIX, PREFIX.bin or PREFIX.idx of a data set, its

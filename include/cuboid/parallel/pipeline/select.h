@@ -20,9 +20,8 @@ inline constexpr std::string_view kAutoSchedule = "auto";
 int stages_of(const RunConfig& run);
 
 /// The run's schedule, proven by verify: compute-only for a named one and for a file without transfers; a file's own
-/// transfers are kept (its sends need not wait for receivers), its UNSHARD, RESHARD and REDUCE_GRAD are left out: the
-/// run's ZeRO stage says when they come. Notes of the proof (weight gradients out of order) are
-/// logged. @pre as stages_of, and the schedule is not auto @throws as stages_of
+/// transfers are kept (sends need not wait for receivers), its UNSHARD, RESHARD and REDUCE_GRAD are not: --zero decides
+/// them. Notes of the proof are logged. @pre as stages_of, and the schedule is not auto @throws as stages_of
 Schedule schedule_of(const RunConfig& run);
 
 /// True if the schedule contains SEND or RECV.
