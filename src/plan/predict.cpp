@@ -375,7 +375,7 @@ class Step {
   const ModelTrace& trace_;
   const PredictOptions& options_;
   const Placed& placed_;
-  const plan::DataGroups& data_;
+  const plan::CopyPlacements& data_;
   const ModelPrice& price_;
   plan::RankMemory memory_;
   double training_flops_;  // per token

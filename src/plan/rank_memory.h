@@ -21,7 +21,7 @@ struct Elements {
 class RankMemory {
  public:
   RankMemory(const SoftwareStack& stack, const RunConfig& run, const ModelConfig& model, const ModelPrice& price,
-             const DataGroups& data)
+             const CopyPlacements& data)
       : stack_(stack), run_(run), model_(model), price_(price), data_(data) {}
 
   /// Of a rank with these stages, ascending; a tied output matrix beside its embedding is the same matrix.
@@ -48,7 +48,7 @@ class RankMemory {
   const RunConfig& run_;
   const ModelConfig& model_;
   const ModelPrice& price_;
-  const DataGroups& data_;
+  const CopyPlacements& data_;
 };
 
 }  // namespace cuboid::plan
