@@ -117,7 +117,7 @@ TEST(PlanCommand, PlansForTorchtitanWhatItDoes) {
     return json::parse(outcome.out)["candidates"][0];
   };
   EXPECT_EQ(best("cuboid")["cp"], 8);
-  EXPECT_EQ(best("cuboid")["zero"], 0);
+  EXPECT_LT(best("cuboid")["zero"], 3);
   EXPECT_EQ(best("torchtitan")["cp"], 8);
   EXPECT_EQ(best("torchtitan")["zero"], 3);
 }
