@@ -91,8 +91,8 @@ class RankTrainer {
       if (s == first) {
         after_first = Clock::now();
       } else {
-        result.bubble_fraction += metrics.bubble_fraction / (in_.run.steps - first - 1);
-        result.schedule_bubble_fraction += metrics.schedule_bubble_fraction / (in_.run.steps - first - 1);
+        result.bubble_fraction += metrics.bubble_fraction;
+        result.schedule_bubble_fraction += metrics.schedule_bubble_fraction;
       }
       result.skipped_steps = metrics.skipped_steps;
       result.nan_stop = in_.run.stop_on_nan && result.skipped_steps > 0;
@@ -112,6 +112,8 @@ class RankTrainer {
     if (const int timed = result.steps - first - 1; timed > 0) {
       const double tokens = static_cast<double>(timed) * in_.run.global_batch * in_.run.seq_len;
       result.tokens_per_second = tokens / seconds_since(after_first);
+      result.bubble_fraction /= timed;
+      result.schedule_bubble_fraction /= timed;
     }
     result.weights_hash = weights_hash();
     forget_peaks();
@@ -166,7 +168,8 @@ class RankTrainer {
   // The schedule's STEP: global norm, clipping, optimizer. Norm and loss are the same numbers on every rank, so all of
   // them leave out the same update: one with a number that is not finite would destroy the weights for good.
   void update(int s, StepMetrics& metrics) {
-    if (s == 0 && !in_.run.dump_grads.empty()) dump_gradients();
+    if (first_update_ && !in_.run.dump_grads.empty()) dump_gradients();
+    first_update_ = false;
     const Groups& groups = replica_.groups();
     metrics.grad_norm =
         gradient_norm(context_.device, replica_.parameters(), groups.axis(Axis::tp), groups.axis(Axis::pp));
@@ -279,6 +282,7 @@ class RankTrainer {
   BubbleMeter bubble_;
   Timeline timeline_;
   int skipped_steps_ = 0;
+  bool first_update_ = true;  // of this run
   MemoryUse run_peaks_;
   std::unique_ptr<CheckpointWriter> writer_;  // null without an output folder
   Position position_;
