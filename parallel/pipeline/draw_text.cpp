@@ -58,7 +58,10 @@ std::string rows_of(const Timeline& timeline, double scale, std::size_t width, i
   constexpr std::size_t kLeastColumns = 8;  // of a part of the picture
   const auto page = static_cast<std::size_t>(columns > 0 ? columns : 0);
   const bool whole = page == 0 || frame + width + kFigures <= page;
-  const std::size_t part = whole ? width : std::max(kLeastColumns, page > frame ? page - frame : 0);
+  std::size_t part = whole ? width : std::max(kLeastColumns, page > frame ? page - frame : 0);
+  // Pages end with a unit of time, where actions of whole units do.
+  const auto unit = static_cast<std::size_t>(std::max(1LL, std::llround(scale)));
+  if (!whole && part > unit) part -= part % unit;
   std::vector<std::string> bars;
   for (const Lane& lane : timeline.lanes) bars.push_back(bar(lane, scale, width));
   std::string text;
