@@ -73,7 +73,7 @@ inline NormedHeads normed_heads(const Tensor& qkv, std::int64_t heads, std::int6
 /// Checks what a counter can hold. @throws std::logic_error
 inline void check_dropout(const Dropout& mask) {
   CUBOID_CHECK(mask.p >= 0 && mask.p < 1, "dropout: p is " + std::to_string(mask.p));
-  CUBOID_CHECK(mask.first_sample >= 0 && (mask.first_sample >> 48) == 0 && mask.first_row >= 0 && mask.first_head >= 0,
+  CUBOID_CHECK(mask.first_sample >= 0 && (mask.first_sample >> 48) == 0 && mask.rows.first >= 0 && mask.first_head >= 0,
                "dropout: a global position is out of range");
 }
 

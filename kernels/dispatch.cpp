@@ -287,8 +287,8 @@ void expect_heads(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const
   expect_floating(qkv, "split_heads: qkv");
   CUBOID_CHECK(q.defined() && q.shape().rank() == 4 && k.defined() && k.shape().rank() == 4,
                "split_heads: q (B,H,T,D) and k (B,K,T,D) are expected");
-  const AttentionSizes s = attention_sizes(q, k, 0);
-  expect_shape(k, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "split_heads: k");
+  const AttentionSizes s = attention_sizes(q, k);
+  expect_shape(k, q.dtype(), Shape{s.B, s.K, s.N, s.D}, "split_heads: k");
   expect_shape(v, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "split_heads: v");
   expect_shape(qkv, q.dtype(), Shape{s.T, s.B, (s.H + 2 * s.K) * s.D}, "split_heads: qkv");
   CUBOID_CHECK(cos.defined() == sin.defined(), "split_heads: cos without sin, or sin without cos");
@@ -300,20 +300,22 @@ void expect_heads(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const
 }
 
 void expect_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& log_sum,
-                      const Dropout& mask, std::int64_t window) {
+                      const Dropout& mask, const Causal& causal) {
   expect_floating(q, "attention: q");
-  CUBOID_CHECK(window >= 0, "attention: a window of " + std::to_string(window));
+  CUBOID_CHECK(causal.window >= 0, "attention: a window of " + std::to_string(causal.window));
   CUBOID_CHECK(q.defined() && q.shape().rank() == 4 && k.defined() && k.shape().rank() == 4,
-               "attention: q (B,H,T,D) and k (B,K,T,D) are expected");
-  const AttentionSizes s = attention_sizes(q, k, 0);
+               "attention: q (B,H,N,D) and k (B,K,T,D) are expected");
+  const AttentionSizes s = attention_sizes(q, k, causal);
   expect_shape(k, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "attention: k");
   expect_shape(v, q.dtype(), Shape{s.B, s.K, s.T, s.D}, "attention: v");
-  expect(out, q.dtype(), s.T * s.B * s.H * s.D, "attention: out");
-  expect(log_sum, compute_type(q.dtype()), s.B * s.H * s.T, "attention: log_sum");
+  expect(out, q.dtype(), s.N * s.B * s.H * s.D, "attention: out");
+  expect(log_sum, compute_type(q.dtype()), s.B * s.H * s.N, "attention: log_sum");
   CUBOID_CHECK(s.K > 0 && s.H % s.K == 0,
                "attention: " + std::to_string(s.H) + " query heads over " + std::to_string(s.K) + " key/value heads");
   check_dropout(mask);
-  CUBOID_CHECK(mask.first_row == 0, "attention works on whole sequences");
+  CUBOID_CHECK(mask.rows == SequencePart{}, "attention: the rows of its dropout are its queries");
+  CUBOID_CHECK(s.N > 0 && causal.queries.first >= 0 && causal.queries.position(s.N - 1) < s.T,
+               "attention: queries beyond the last key");
 }
 
 }  // namespace
@@ -333,35 +335,58 @@ void split_heads_gradient(const Device& device, const Tensor& dq, const Tensor& 
 }
 
 void attention(const Device& device, const Tensor& q, const Tensor& k, const Tensor& v, const Dropout& mask,
-               const Tensor& out, const Tensor& log_sum, std::int64_t window) {
-  expect_attention(q, k, v, out, log_sum, mask, window);
+               const Tensor& out, const Tensor& log_sum, const Causal& causal) {
+  expect_attention(q, k, v, out, log_sum, mask, causal);
   switch (device.kind()) {
     case DeviceKind::cpu:
-      return cpu::attention(device, q, k, v, mask, out, log_sum, window);
+      return cpu::attention(device, q, k, v, mask, out, log_sum, causal);
     case DeviceKind::cuda:
-      return cuda::attention(device, q, k, v, mask, out, log_sum, window);
+      return cuda::attention(device, q, k, v, mask, out, log_sum, causal);
     case DeviceKind::meta:
-      return meta::attention(device, {"attention", {&q, &k, &v}, {&out, &log_sum}}, q, k, window, false);
+      return meta::attention(device, {"attention", {&q, &k, &v}, {&out, &log_sum}}, q, k, causal, false);
   }
 }
 
 void attention_gradient(const Device& device, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& out, const Tensor& log_sum, const Dropout& mask, const Tensor& dq,
-                        const Tensor& dk, const Tensor& dv, std::int64_t window) {
-  expect_attention(q, k, v, out, log_sum, mask, window);
+                        const Tensor& dk, const Tensor& dv, const Causal& causal) {
+  expect_attention(q, k, v, out, log_sum, mask, causal);
   expect_like(dout, out, "attention_gradient: dout");
   expect_shape(dq, q.dtype(), q.shape(), "attention_gradient: dq");
-  expect_shape(dk, q.dtype(), k.shape(), "attention_gradient: dk");
-  expect_shape(dv, q.dtype(), v.shape(), "attention_gradient: dv");
+  const DType sums = dk.dtype() == q.dtype() ? q.dtype() : compute_type(q.dtype());
+  expect_shape(dk, sums, k.shape(), "attention_gradient: dk");
+  expect_shape(dv, sums, k.shape(), "attention_gradient: dv");
   switch (device.kind()) {
     case DeviceKind::cpu:
-      return cpu::attention_gradient(device, dout, q, k, v, out, log_sum, mask, dq, dk, dv, window);
+      return cpu::attention_gradient(device, dout, q, k, v, out, log_sum, mask, dq, dk, dv, causal);
     case DeviceKind::cuda:
-      return cuda::attention_gradient(device, dout, q, k, v, out, log_sum, mask, dq, dk, dv, window);
+      return cuda::attention_gradient(device, dout, q, k, v, out, log_sum, mask, dq, dk, dv, causal);
     case DeviceKind::meta:
       return meta::attention(device, {"attention_gradient", {&dout, &q, &k, &v, &out, &log_sum}, {&dq, &dk, &dv}}, q, k,
-                             window, true);
+                             causal, true);
   }
+}
+
+namespace {
+
+void expect_parts(const Tensor& parts, const Tensor& whole, const char* name) {
+  expect_floating(whole, name);
+  CUBOID_CHECK(parts.defined() && parts.shape().rank() == 5 && parts.dim(0) > 0 && parts.dim(3) % 2 == 0,
+               std::string(name) + ": parts (R,B,K,T/R,D) of an even number of positions are expected");
+  expect_shape(whole, parts.dtype(), Shape{parts.dim(1), parts.dim(2), parts.dim(0) * parts.dim(3), parts.dim(4)},
+               name);
+}
+
+}  // namespace
+
+void join_sequence(const Device& device, const Tensor& parts, const Tensor& whole) {
+  expect_parts(parts, whole, "join_sequence");
+  run(device, {"join_sequence", {&parts}, {&whole}}, cpu::join_sequence, cuda::join_sequence, parts, whole);
+}
+
+void cut_sequence(const Device& device, const Tensor& whole, const Tensor& parts) {
+  expect_parts(parts, whole, "cut_sequence");
+  run(device, {"cut_sequence", {&whole}, {&parts}}, cpu::cut_sequence, cuda::cut_sequence, whole, parts);
 }
 
 // ---------------------------------------------------------------- embeddings
@@ -376,12 +401,12 @@ void expect_table(const Tensor& rows, const Tensor& table, DType dtype, const ch
       std::string(name) + ": table and rows differ in type or length");
 }
 
-void expect_positions(const Tensor& x, const Tensor& table, DType dtype, std::int64_t first, const char* name) {
+void expect_positions(const Tensor& x, const Tensor& table, DType dtype, const SequencePart& part, const char* name) {
   CUBOID_CHECK(x.defined() && x.shape().rank() == 3, std::string(name) + ": (T,B,C) is expected");
   expect_table(x, table, dtype, name);
-  CUBOID_CHECK(first >= 0 && first + x.dim(0) <= table.dim(0),
-               std::string(name) + ": positions " + std::to_string(first) + "+" + std::to_string(x.dim(0)) +
-                   " of a table of " + std::to_string(table.dim(0)));
+  CUBOID_CHECK(part.first >= 0 && part.position(x.dim(0) - 1) < table.dim(0),
+               std::string(name) + ": positions " + std::to_string(part.first) + " to " +
+                   std::to_string(part.position(x.dim(0) - 1)) + " of a table of " + std::to_string(table.dim(0)));
 }
 
 }  // namespace
@@ -403,17 +428,17 @@ void embedding_gradient(const Device& device, const Tensor& tokens, const Tensor
       tokens, dy, first_row, dtable);
 }
 
-void add_positions(const Device& device, const Tensor& x, const Tensor& table, std::int64_t first_position) {
-  expect_positions(x, table, x.dtype(), first_position, "add_positions");
-  const Tensor rows = table.narrow(first_position, x.dim(0));
-  run(device, {"add_positions", {&x, &rows}, {&x}}, cpu::add_positions, cuda::add_positions, x, table, first_position);
+void add_positions(const Device& device, const Tensor& x, const Tensor& table, const SequencePart& part) {
+  expect_positions(x, table, x.dtype(), part, "add_positions");
+  const Tensor rows = table.narrow(0, x.dim(0));  // as many
+  run(device, {"add_positions", {&x, &rows}, {&x}}, cpu::add_positions, cuda::add_positions, x, table, part);
 }
 
-void add_positions_gradient(const Device& device, const Tensor& dy, std::int64_t first_position, const Tensor& dtable) {
-  expect_positions(dy, dtable, compute_type(dy.dtype()), first_position, "add_positions_gradient");
-  const Tensor rows = dtable.narrow(first_position, dy.dim(0));
+void add_positions_gradient(const Device& device, const Tensor& dy, const SequencePart& part, const Tensor& dtable) {
+  expect_positions(dy, dtable, compute_type(dy.dtype()), part, "add_positions_gradient");
+  const Tensor rows = dtable.narrow(0, dy.dim(0));
   run(device, {"add_positions_gradient", {&dy, &rows}, {&rows}}, cpu::add_positions_gradient,
-      cuda::add_positions_gradient, dy, first_position, dtable);
+      cuda::add_positions_gradient, dy, part, dtable);
 }
 
 // ---------------------------------------------------------------- cross-entropy

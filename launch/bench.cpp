@@ -113,7 +113,7 @@ void add_run_flags_of_bench(Flags& flags, BenchRun& bench) {
   RunConfig& run = bench.run;
   flags.section("Training step");
   flags.text("model", "M", run.model, "preset name, config.json, or a folder with one");
-  for (Axis axis : {Axis::tp, Axis::pp, Axis::dp}) {
+  for (Axis axis : {Axis::tp, Axis::pp, Axis::dp, Axis::cp}) {
     flags.whole(name_of(axis), bench.degrees[axis], fmt::format("{} parallel degree", word_of(axis)), 1);
   }
   flags.text("schedule", "S", run.schedule, "pipeline schedule");

@@ -58,17 +58,23 @@ std::vector<Host> answering(const std::vector<Host>& hosts) {
 std::optional<Grid> largest_grid(const RunConfig& run, const ModelConfig& model, int ranks_per_process, int slots) {
   const AxisValues asked = run.grid.degrees();
   std::vector<Grid> grids;
-  for (int tp = asked[Axis::tp]; tp >= 1; --tp) {
-    if (asked[Axis::tp] % tp != 0) continue;
+  const auto walk = [&](AxisValues degrees) {
     for (int pp = asked[Axis::pp]; pp >= 1; --pp) {
       for (int dp = asked[Axis::dp]; dp >= 1; --dp) {
-        AxisValues degrees = asked;
-        degrees[Axis::tp] = tp;
         degrees[Axis::pp] = pp;
         degrees[Axis::dp] = dp;
         const Grid grid(degrees, run.grid.order());
         if (grid.world() % ranks_per_process == 0 && grid.world() / ranks_per_process <= slots) grids.push_back(grid);
       }
+    }
+  };
+  for (int tp = asked[Axis::tp]; tp >= 1; --tp) {
+    for (int cp = asked[Axis::cp]; cp >= 1; --cp) {
+      if (asked[Axis::tp] % tp != 0 || asked[Axis::cp] % cp != 0) continue;
+      AxisValues degrees = asked;
+      degrees[Axis::tp] = tp;
+      degrees[Axis::cp] = cp;
+      walk(degrees);
     }
   }
   // Stable: among equals the order above holds.

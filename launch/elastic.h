@@ -17,9 +17,9 @@ namespace cuboid::launch {
 /// OMPI_MCA_plm_rsh_agent, or ssh. This host always answers; one that takes longer than ten seconds does not.
 std::vector<Host> answering(const std::vector<Host>& hosts);
 
-/// The grid with the most ranks whose processes fit on so many slots: no axis longer than the run's, the tensor degree
-/// a divisor of the run's, everything else as it is (the global batch above all). Of grids with equally many ranks the
-/// one with the longest tensor axis, then the longest pipeline: what a rank holds grows least.
+/// The grid with the most ranks whose processes fit on so many slots: no axis longer than the run's, the tensor and
+/// context degrees divisors of the run's, everything else as it is (the global batch above all). Of grids with equally
+/// many ranks the one with the longest tensor axis, then context axis, then pipeline: what a rank holds grows least.
 /// None if not even the smallest is possible, or fits in the run's memory limit.
 std::optional<Grid> largest_grid(const RunConfig& run, const ModelConfig& model, int ranks_per_process, int slots);
 

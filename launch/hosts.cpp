@@ -4,8 +4,11 @@
 #include <cctype>
 #include <cerrno>
 #include <charconv>
+#include <cstdint>
 #include <cstring>
 #include <fstream>
+#include <map>
+#include <numeric>
 #include <set>
 #include <sstream>
 
@@ -17,8 +20,7 @@
 namespace cuboid::launch {
 namespace {
 
-// More hosts than any machine has, and names longer than a host's may be: a list with either is a mistake.
-constexpr std::size_t kMostHosts = 1 << 18;
+// Names longer than a host's may be.
 constexpr std::size_t kMostDigits = 63;
 
 [[noreturn]] void refuse(const std::string& why) {
@@ -34,7 +36,7 @@ std::optional<int> number_in(std::string_view text) {
 }
 
 // "001-003,7" as numbers with their padding.
-std::vector<std::string> expand_bracket(const std::string& text, const std::string& whole) {
+std::vector<std::string> expand_bracket(const std::string& text, const std::string& whole, std::size_t most) {
   const auto fault = [&](const std::string& what) { refuse(fmt::format("host list '{}': {}", whole, what)); };
   if (text.empty()) fault("empty brackets");
   std::vector<std::string> all;
@@ -47,7 +49,7 @@ std::vector<std::string> expand_bracket(const std::string& text, const std::stri
     if (!first || !last) fault(fmt::format("'{}' is not a number or a range of numbers", item));
     if (*first > *last) fault(fmt::format("the range {} runs backwards", item));
     if (low.size() > kMostDigits) fault(fmt::format("'{}' has too many digits", low));
-    if (static_cast<std::size_t>(*last - *first) >= kMostHosts - std::min(kMostHosts, all.size())) {
+    if (static_cast<std::size_t>(*last - *first) >= most - std::min(most, all.size())) {
       fault(fmt::format("the range {} is too long", item));
     }
     for (int n = *first; n <= *last; ++n) all.push_back(fmt::format("{:0{}}", n, low.size()));
@@ -56,7 +58,7 @@ std::vector<std::string> expand_bracket(const std::string& text, const std::stri
 }
 
 // One item of a host list, up to a comma outside brackets.
-std::vector<std::string> expand_item(const std::string& item, const std::string& whole) {
+std::vector<std::string> expand_item(const std::string& item, const std::string& whole, std::size_t most) {
   const auto fault = [&](const std::string& what) { refuse(fmt::format("host list '{}': {}", whole, what)); };
   if (item.empty()) fault("an empty item (two commas, or one at an end)");
   std::vector<std::string> names = {""};
@@ -75,9 +77,9 @@ std::vector<std::string> expand_item(const std::string& item, const std::string&
     if (open == std::string::npos) break;
     const auto close = item.find(']', open);
     if (close == std::string::npos) fault("'[' without ']'");
-    const auto numbers = expand_bracket(item.substr(open + 1, close - open - 1), whole);
+    const auto numbers = expand_bracket(item.substr(open + 1, close - open - 1), whole, most);
     std::vector<std::string> longer;
-    if (names.size() * numbers.size() > kMostHosts) fault("too many hosts");
+    if (names.size() * numbers.size() > most) fault("too many hosts");
     for (const auto& name : names) {
       for (const auto& number : numbers) longer.push_back(name + number);
     }
@@ -105,7 +107,7 @@ std::vector<std::pair<int, std::string>> read_lines(const std::string& path) {
 
 }  // namespace
 
-std::vector<std::string> expand_host_list(const std::string& text) {
+std::vector<std::string> expand_host_list(const std::string& text, std::size_t most) {
   std::vector<std::string> items(1);
   int depth = 0;
   for (char c : text) {
@@ -120,16 +122,16 @@ std::vector<std::string> expand_host_list(const std::string& text) {
   std::vector<std::string> all;
   std::set<std::string> seen;
   for (const auto& item : items) {
-    for (auto& name : expand_item(item, text)) {
+    for (auto& name : expand_item(item, text, most)) {
       if (!seen.insert(name).second) refuse(fmt::format("host list '{}': {} is named twice", text, name));
-      if (all.size() == kMostHosts) refuse(fmt::format("host list '{}': too many hosts", text));
+      if (all.size() == most) refuse(fmt::format("host list '{}': too many hosts", text));
       all.push_back(std::move(name));
     }
   }
   return all;
 }
 
-std::vector<int> expand_counts(const std::string& text) {
+std::vector<int> expand_counts(const std::string& text, std::size_t most) {
   std::vector<int> counts;
   for (const std::string_view item : split(text, ',')) {
     const auto open = item.find("(x");
@@ -138,8 +140,8 @@ std::vector<int> expand_counts(const std::string& text) {
     if (open != std::string::npos) {
       times = item.back() == ')' ? number_in(item.substr(open + 2, item.size() - open - 3)) : std::nullopt;
     }
-    if (!count || !times || *times < 1 || static_cast<std::size_t>(*count) > kMostHosts ||
-        static_cast<std::size_t>(*times) > kMostHosts - std::min(kMostHosts, counts.size())) {
+    if (!count || !times || *times < 1 || static_cast<std::size_t>(*count) > most ||
+        static_cast<std::size_t>(*times) > most - std::min(most, counts.size())) {
       refuse(fmt::format("'{}': '{}' is not a count such as 2 or 2(x3)", text, item));
     }
     counts.insert(counts.end(), static_cast<std::size_t>(*times), *count);
@@ -211,7 +213,7 @@ std::optional<RankPlace> place_in(const std::string& slot) {
 }  // namespace
 
 std::vector<RankPlace> read_rank_file(const std::string& path) {
-  std::vector<std::optional<RankPlace>> places;
+  std::map<int, RankPlace> places;
   Problems problems;
   for (const auto& [number, line] : read_lines(path)) {
     std::istringstream words(line);
@@ -221,20 +223,23 @@ std::vector<RankPlace> read_rank_file(const std::string& path) {
     const auto rank = number_in(rank_and_host.substr(0, equals));
     auto place = slot.starts_with("slot=") ? place_in(slot.substr(5)) : std::nullopt;
     if (keyword != "rank" || !rank || equals == std::string::npos || equals + 1 == rank_and_host.size() || !place ||
-        !more.empty() || *rank > 1 << 20) {
+        !more.empty()) {
       problems.add(fmt::format("{}: line {}: '{}' is not of the form 'rank 2=node02 slot=0:0-1'", path, number, line));
       continue;
     }
     place->host = rank_and_host.substr(equals + 1);
-    const auto r = static_cast<std::size_t>(*rank);
-    if (r >= places.size()) places.resize(r + 1);
-    problems.add_if(places[r].has_value(), fmt::format("{}: line {}: rank {} is placed twice", path, number, r));
-    places[r] = place;
+    const bool is_new = places.insert_or_assign(*rank, *place).second;
+    problems.add_if(!is_new, fmt::format("{}: line {}: rank {} is placed twice", path, number, *rank));
   }
   std::vector<RankPlace> all;
-  for (std::size_t r = 0; r < places.size(); ++r) {
-    problems.add_if(!places[r], fmt::format("{}: rank {} is not placed", path, r));
-    if (places[r]) all.push_back(*places[r]);
+  int next = 0;
+  for (auto& [rank, place] : places) {
+    if (rank > next) {
+      problems.add(rank == next + 1 ? fmt::format("{}: rank {} is not placed", path, next)
+                                    : fmt::format("{}: ranks {} to {} are not placed", path, next, rank - 1));
+    }
+    next = rank + 1;
+    all.push_back(std::move(place));
   }
   if (places.empty() && problems.empty()) problems.add(path + ": places no rank");
   problems.throw_if_any();
@@ -285,7 +290,7 @@ class SlurmReader {
 
 }  // namespace
 
-SlurmJob read_slurm(const std::function<std::string(const char*)>& get) {
+SlurmJob read_slurm(const std::function<std::string(const char*)>& get, std::size_t most_hosts) {
   Problems problems;
   SlurmReader slurm(get, problems);
   SlurmJob job;
@@ -298,12 +303,12 @@ SlurmJob read_slurm(const std::function<std::string(const char*)>& get) {
 
   std::vector<int> counts;
   try {
-    for (auto& name : expand_host_list(names)) job.hosts.push_back({std::move(name), 0});
+    for (auto& name : expand_host_list(names, most_hosts)) job.hosts.push_back({std::move(name), 0});
   } catch (const Error& error) {
     problems.add("SLURM_JOB_NODELIST: " + std::string(error.what()));
   }
   try {
-    counts = expand_counts(per_node);
+    counts = expand_counts(per_node, most_hosts);
   } catch (const Error& error) {
     problems.add("SLURM_TASKS_PER_NODE=" + std::string(error.what()));
   }
@@ -322,8 +327,7 @@ SlurmJob read_slurm(const std::function<std::string(const char*)>& get) {
   contradiction(counts.size() != job.hosts.size(), fmt::format("{} ({} hosts)", per, counts.size()),
                 fmt::format("{} ({} hosts)", list, hosts));
   for (std::size_t h = 0; h < std::min(counts.size(), job.hosts.size()); ++h) job.hosts[h].slots = counts[h];
-  int sum = 0;
-  for (int count : counts) sum += count;
+  const auto sum = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
   job.tasks = number_in(tasks).value_or(-1);
   contradiction(job.tasks != sum, "SLURM_NTASKS=" + tasks, fmt::format("{} (together {})", per, sum));
 

@@ -2,6 +2,7 @@
 // and rank files. Every reader refuses what it cannot read for certain, naming the place and the fault.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <optional>
 #include <string>
@@ -15,11 +16,15 @@ struct Host {
   friend bool operator==(const Host&, const Host&) = default;
 };
 
+/// More hosts than any machine has: a list with more is a mistake.
+inline constexpr std::size_t kMostHosts = 1 << 18;
+
 /// Slurm's notation: "gpu[001-003,7],login,n[1-2]x[01-02]". The left number's width is the padding; several brackets
-/// multiply, the last varying fastest; the order is as listed. @throws Error{request}
-std::vector<std::string> expand_host_list(const std::string& text);
-/// Slurm's "2(x2),1": {2, 2, 1}. @throws Error{request}
-std::vector<int> expand_counts(const std::string& text);
+/// multiply, the last varying fastest; the order is as listed. @throws Error{request}, also for
+/// more than `most` names
+std::vector<std::string> expand_host_list(const std::string& text, std::size_t most = kMostHosts);
+/// Slurm's "2(x2),1": {2, 2, 1}. @throws Error{request}, also for more than `most` counts, or one above that
+std::vector<int> expand_counts(const std::string& text, std::size_t most = kMostHosts);
 
 /// Open MPI's host file: "node01 slots=4 max_slots=4  # comment" a line; a host without slots= counts one a line.
 /// @throws Error{request} naming the file and line
@@ -45,6 +50,6 @@ struct SlurmJob {
 };
 /// Reads the SLURM_ variables. @param get  value of a variable, "" if unset
 /// @throws Error{request} naming each missing or contradictory variable with its value
-SlurmJob read_slurm(const std::function<std::string(const char*)>& get);
+SlurmJob read_slurm(const std::function<std::string(const char*)>& get, std::size_t most_hosts = kMostHosts);
 
 }  // namespace cuboid::launch

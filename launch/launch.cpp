@@ -109,11 +109,11 @@ std::vector<std::string> words_to_run(const LaunchForm& form, const std::string&
   return words;
 }
 
-// "tp 2 x pp 1 x dp 3"; the other axes where they are in use.
+// "tp 2 x pp 1 x dp 3", and cp and ep where they are not 1.
 std::string degrees_of(const Grid& grid) {
   std::string text;
   for (const Axis axis : {Axis::tp, Axis::pp, Axis::dp, Axis::cp, Axis::ep}) {
-    if (grid.degree(axis) == 1 && (axis == Axis::cp || axis == Axis::ep)) continue;
+    if ((axis == Axis::cp || axis == Axis::ep) && grid.degree(axis) == 1) continue;
     text += fmt::format("{}{} {}", text.empty() ? "" : " x ", name_of(axis), grid.degree(axis));
   }
   return text;

@@ -57,7 +57,7 @@ void add_grid_flags(Flags& flags, RunDraft& draft) {
   flags.whole("tp", draft.degrees[Axis::tp], "tensor parallel degree", 1);
   flags.whole("pp", draft.degrees[Axis::pp], "pipeline parallel degree: ranks that hold a stage each", 1);
   flags.whole("dp", draft.degrees[Axis::dp], "data parallel degree", 1);
-  flags.whole("cp", draft.degrees[Axis::cp], "context parallel degree; only 1 in this version", 1);
+  flags.whole("cp", draft.degrees[Axis::cp], "context parallel degree: two chunks of every sequence a rank", 1);
   flags.whole("ep", draft.degrees[Axis::ep],
               "expert parallel degree: ranks that share out a model's experts, and the batch as with dp", 1);
   flags.text("order", "AXES", draft.order, "axes from the fastest-varying on: neighbouring ranks differ in the first");

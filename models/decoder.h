@@ -11,6 +11,7 @@ class Decoder : public Model {
   ParameterTable parameters(const ModelConfig& c) const override;
   Var embed(Forward& f, const Tensor& tokens) const override;
   Var layer(Forward& f, int i, const Var& input) const override;
+  bool splits_context() const override { return true; }
   Var final_norm(Forward& f, const Var& x) const override;
   std::vector<HfTensor> hugging_face_tensors(const ModelConfig& c) const override;
 

@@ -6,12 +6,13 @@ namespace cuboid {
 
 Forward::Forward(Tape& tape_, const ModelConfig& config_, const TensorParallel& tp_, const ParameterStore& parameters,
                  const StepIdentity& step, std::int64_t first_sample, std::int64_t seq_len_,
-                 ops::RopeTables& rope_cache, const ExpertParallel& experts_,
+                 ops::RopeTables& rope_cache, const ExpertParallel& experts_, const ContextParallel& context_,
                  std::function<void(int, RouterReport)> on_routed)
     : tape(tape_),
       config(config_),
       tp(tp_),
       experts(experts_),
+      context(context_),
       seq_len(seq_len_),
       parameters_(parameters),
       step_(step),
@@ -39,17 +40,19 @@ std::int64_t Forward::first_vocabulary_row() const {
   return even_share(config.vocab, tp.rank(), tp.size()).begin;
 }
 
-std::int64_t Forward::local_positions() const {
-  return tp.splits_sequence() ? seq_len / tp.size() : seq_len;
+std::int64_t Forward::row_count() const {
+  const std::int64_t part = seq_len / context.size();
+  return tp.splits_sequence() ? part / tp.size() : part;
 }
 
-std::int64_t Forward::first_position() const {
-  return tp.splits_sequence() ? tp.rank() * local_positions() : 0;
+SequencePart Forward::rows() const {
+  const SequencePart part = context.part(seq_len);
+  return tp.splits_sequence() ? part.from(tp.rank() * row_count()) : part;
 }
 
 const ops::RopeTables& Forward::rope() const {
   if (!rope_.cos.defined()) {
-    rope_ = ops::rope_tables(tape.device(), rope_frequencies(config), 0, seq_len,
+    rope_ = ops::rope_tables(tape.device(), rope_frequencies(config), context.part(seq_len), seq_len / context.size(),
                              compute_type(parameters_.all().front()->value.dtype()));
   }
   return rope_;
@@ -65,7 +68,7 @@ kernels::Dropout Forward::mask(int block, std::string_view operation) const {
 
 kernels::Dropout Forward::dropout(int block, std::string_view operation) const {
   kernels::Dropout made = mask(block, operation);
-  made.first_row = first_position();
+  made.rows = rows();
   return made;
 }
 

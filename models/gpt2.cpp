@@ -48,7 +48,7 @@ class Gpt2 final : public Model {
 
   Var embed(Forward& f, const Tensor& tokens) const override {
     Var x = vocabulary_parallel_embedding(f.tape, f.tp, tokens, f["embedding.weight"], f.first_vocabulary_row());
-    x = ops::add_positions(f.tape, x, f["positions.weight"], f.first_position());  // (T,B,C)
+    x = ops::add_positions(f.tape, x, f["positions.weight"], f.rows());  // (T,B,C)
     return ops::dropout(f.tape, x, f.dropout(0, "embedding"));
   }
 
@@ -64,6 +64,8 @@ class Gpt2 final : public Model {
     h = row_linear(f.tape, f.tp, h, f.layer(i, "mlp.down.weight"), &f.layer(i, "mlp.down.bias"));  // (T,B,C)
     return ops::dropout_add(f.tape, h, x, f.dropout(i + 1, "mlp_residual"));
   }
+
+  bool splits_context() const override { return true; }
 
   Var final_norm(Forward& f, const Var& x) const override {
     return ops::layer_norm(f.tape, x, f["final_norm.weight"], f["final_norm.bias"], f.config.norm_eps);

@@ -79,7 +79,8 @@ Var self_attention(Forward& f, int layer, const Var& x, const ops::RopeTables& r
     qkv = ops::rms_norm_heads(f.tape, qkv, shape, f.layer(layer, "attention.q_norm.weight"),
                               f.layer(layer, "attention.k_norm.weight"), f.config.norm_eps);
   }
-  Var context = ops::attention(f.tape, qkv, shape, rope.cos, rope.sin, f.attention_dropout(layer + 1));  // (T,B,H*D/tp)
+  Var context = context_parallel_attention(f.tape, f.context, qkv, shape, rope,
+                                           f.attention_dropout(layer + 1));  // (T,B,H*D/tp)
   qkv = Var();  // q, k and v live on inside the operation; the fused copy is not needed any more
   return row_linear(f.tape, f.tp, context, f.layer(layer, "attention.output.weight"),
                     f.config.attention_output_bias ? &f.layer(layer, "attention.output.bias") : nullptr);  // (T,B,C)

@@ -166,6 +166,20 @@ RouterReport describe(const Device& device, const Choice& choice, Counts tokens,
   return report;
 }
 
+// Copies for each expert from whole sequences. Without data all ranks are taken to be alike.
+Counts over_context(const Device& device, const ExpertParallel& ep, const Counts& tokens) {
+  if (ep.context == nullptr || ep.context->size() == 1) return tokens;
+  const bool data = device.kind() != DeviceKind::meta;
+  const Device place = data ? device.host() : device;
+  const Tensor sum = place.empty({static_cast<std::int64_t>(tokens.size())}, DType::int64, Category::workspace);
+  if (data) std::copy(tokens.begin(), tokens.end(), sum.data<std::int64_t>());
+  all_reduce_in_place(*ep.context, sum);
+  if (data) return {sum.data<std::int64_t>(), sum.data<std::int64_t>() + sum.elements()};
+  Counts all = tokens;
+  for (std::int64_t& count : all) count *= ep.context->size();
+  return all;
+}
+
 // d(aux loss)/d(probability of an expert), for every row: f is taken as it is.
 Tensor aux_slope(const Device& device, double factor, const Counts& tokens, std::int64_t rows, DType type) {
   std::vector<float> numbers;
@@ -203,10 +217,11 @@ Routing route(Tape& tape, const TensorParallel& tp, const ExpertParallel& ep, co
   exchange->source = device.empty({experts.elements()}, DType::int32);
   const Counts tokens = kernels::sort_by_expert(device, experts, weight.value.dim(0), exchange->slot, exchange->source);
   plan_arrivals(device, ep, tokens, *exchange);
-  const std::int64_t rows = exchange->tokens.elements();
-  if (report) report(describe(device, choice, tokens, rows));
+  const Counts all = over_context(device, ep, tokens);
+  const std::int64_t rows = exchange->tokens.elements() * (ep.context ? ep.context->size() : 1);
+  if (report) report(describe(device, choice, all, rows));
 
-  const Tensor slope = aux_slope(device, ep.aux_factor, tokens, rows, choice.weights.dtype());
+  const Tensor slope = aux_slope(device, ep.aux_factor, all, rows, choice.weights.dtype());
   const double z = ep.z_factor / static_cast<double>(rows);
   Var weights = tape.record(choice.weights, {x.slot()}, {&weight},
                             [slot = x.slot(), saved = x.saved(), &weight, choice, slope, z](Tape& t, Tensor dweights) {

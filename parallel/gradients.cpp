@@ -217,7 +217,7 @@ double gradient_norm(const Device& device, const ParameterStore& store, Communic
   std::copy(words.begin(), words.end(), message.data<std::int64_t>());
   all_reduce_in_place(tensor, message);
   all_reduce_in_place(pipeline, message);
-  all_reduce_in_place(store.data(), message);
+  all_reduce_in_place(store.copies(), message);
   std::copy_n(message.data<std::int64_t>(), words.size(), words.begin());
   return std::sqrt(ExactSum::from_words(words).value());
 }

@@ -30,8 +30,8 @@ ParameterCut parameter_cut(const Grid& grid, const Coordinate& at, int zero) {
           .tp_size = grid.degree(Axis::tp),
           .ep_rank = at[Axis::ep],
           .ep_size = grid.degree(Axis::ep),
-          .dense_parts = parts_of_buckets(zero, grid.data_degree()),
-          .expert_parts = parts_of_buckets(zero, grid.degree(Axis::dp))};
+          .dense_parts = parts_of_buckets(zero, grid.copies()),
+          .expert_parts = parts_of_buckets(zero, grid.expert_copies())};
 }
 
 BucketShare kept_share(const BucketLayout& bucket, int zero) {

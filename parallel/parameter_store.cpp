@@ -14,24 +14,24 @@ ParameterStore::ParameterStore(const Device& device, const ParameterTable& table
 ParameterStore::ParameterStore(const Device& device, const ParameterTable& table,
                                const std::vector<StageBlocks>& stages, int tp_rank, int tp_size,
                                std::unique_ptr<Communicator> alone, const ParameterOptions& options)
-    : ParameterStore(device, table, stages, tp_rank, tp_size, DataGroups(*alone), options) {
+    : ParameterStore(device, table, stages, tp_rank, tp_size, CopyGroups(*alone), options) {
   alone_ = std::move(alone);
 }
 
 ParameterStore::ParameterStore(const Device& device, const ParameterTable& table,
-                               const std::vector<StageBlocks>& stages, int tp_rank, int tp_size, const DataGroups& data,
-                               const ParameterOptions& options)
-    : device_(device), options_(options), tp_rank_(tp_rank), tp_size_(tp_size), data_(data) {
+                               const std::vector<StageBlocks>& stages, int tp_rank, int tp_size,
+                               const CopyGroups& copies, const ParameterOptions& options)
+    : device_(device), options_(options), tp_rank_(tp_rank), tp_size_(tp_size), copies_(copies) {
   const ParameterCut cut{.tp_rank = tp_rank,
                          .tp_size = tp_size,
-                         .ep_rank = data.ep_rank,
-                         .ep_size = data.ep_size,
-                         .dense_parts = parts_of_buckets(options.zero, data.dense->size()),
-                         .expert_parts = parts_of_buckets(options.zero, data.experts->size())};
+                         .ep_rank = copies.ep_rank,
+                         .ep_size = copies.ep_size,
+                         .dense_parts = parts_of_buckets(options.zero, copies.dense->size()),
+                         .expert_parts = parts_of_buckets(options.zero, copies.experts->size())};
   for (BucketLayout& layout : lay_out_buckets(table, stages, cut, options.bucket_bytes)) {
     ParameterBucket& bucket = buckets_.emplace_back();
     bucket.layout = std::move(layout);
-    bucket.copies = bucket.layout.experts ? data.experts : data.dense;
+    bucket.copies = bucket.layout.experts ? copies.experts : copies.dense;
     bucket.owned_part = bucket.layout.parts > 1 ? bucket.copies->rank() : 0;
     for (const ParameterPlace& place : bucket.layout.places) {
       Parameter& made = storage_.emplace_back();

@@ -62,9 +62,9 @@ void attend_head(const Sizes& s, const T* q, const T* k, const T* v, const Dropo
   using R = Real<T>;
   const R scale = static_cast<R>(1 / std::sqrt(static_cast<double>(s.D)));
   R* scores = tiles.reals.mine();
-  for (std::int64_t first = 0; first < s.T; first += s.block()) {
-    const std::int64_t rows = std::min(s.block(), s.T - first);
-    const AttentionSizes::Keys keys = s.keys(first, rows);
+  s.for_blocks(s.block(), [&](std::int64_t first, std::int64_t rows) {
+    const std::int64_t position = s.queries.position(first);
+    const AttentionSizes::Keys keys = s.keys(position, rows);
     const std::int64_t width = keys.count();
     const T* block_k = k + keys.begin * s.D;
     const T* block_v = v + keys.begin * s.D;
@@ -72,12 +72,12 @@ void attend_head(const Sizes& s, const T* q, const T* k, const T* v, const Dropo
     R sums[AttentionSizes::kQueryBlock];
     for (std::int64_t i = 0; i < rows; ++i) {
       R* row = scores + i * width;
-      const body::Visible visible = s.visible(first + i, keys);
+      const body::Visible visible = s.visible(position + i, keys);
       const auto softmax = body::softmax_row(OneLane{}, visible, width, scale, row);
       sums[i] = softmax.sum;
       log_sum[first + i] = softmax.max + std::log(softmax.sum);
       if (mask.p > 0) {
-        const auto keep = dropout_row_of<R>(mask, mask.first_sample + b, first + i, mask.first_head + h);
+        const auto keep = dropout_row_of<R>(mask, mask.first_sample + b, position + i, mask.first_head + h);
         const auto apply = [=](std::int64_t j, R factor) { row[j] *= factor; };
         body::dropout_row(OneLane{}, visible.end, keep, apply, keys.dropout_block());
       }
@@ -96,7 +96,7 @@ void attend_head(const Sizes& s, const T* q, const T* k, const T* v, const Dropo
       gemm(rows, s.D, width, {scores, width}, {block_v, s.D}, false, block_out, s.out_stride());
       store_rows(rows, s.D, block_out, s.out_stride(), inverse, block_out, s.out_stride());
     }
-  }
+  });
 }
 
 // Where a head's gradients are summed, and a thread's tiles. dq, dk, dv are sums of the type that is computed with; T's
@@ -119,9 +119,9 @@ void attend_head_gradient(const Sizes& s, const T* dout, const T* q, const T* k,
                           const BackwardTiles<T>& tiles, T* dq, Real<T>* dk, Real<T>* dv) {
   using R = Real<T>;
   const R scale = static_cast<R>(1 / std::sqrt(static_cast<double>(s.D)));
-  for (std::int64_t first = 0; first < s.T; first += s.block()) {
-    const std::int64_t rows = std::min(s.block(), s.T - first);
-    const AttentionSizes::Keys keys = s.keys(first, rows);
+  s.for_blocks(s.block(), [&](std::int64_t first, std::int64_t rows) {
+    const std::int64_t position = s.queries.position(first);
+    const AttentionSizes::Keys keys = s.keys(position, rows);
     const std::int64_t width = keys.count();
     const T* block_k = k + keys.begin * s.D;
     R* p = tiles.reals.mine();
@@ -148,8 +148,8 @@ void attend_head_gradient(const Sizes& s, const T* dout, const T* q, const T* k,
       const R delta =
           OneLane{}.template sum<R>(s.D, [=](std::int64_t d) { return real(dout_row[d]) * real(out_row[d]); });
       body::DropoutRow<R> keep{};
-      if (mask.p > 0) keep = dropout_row_of<R>(mask, mask.first_sample + b, first + i, mask.first_head + h);
-      body::softmax_gradient_row(OneLane{}, s.visible(first + i, keys), width, scale, log_sum[first + i], delta,
+      if (mask.p > 0) keep = dropout_row_of<R>(mask, mask.first_sample + b, position + i, mask.first_head + h);
+      body::softmax_gradient_row(OneLane{}, s.visible(position + i, keys), width, scale, log_sum[first + i], delta,
                                  mask.p > 0 ? &keep : nullptr, keys.dropout_block(), p + i * width, dp + i * width,
                                  dropped + i * width, ds + i * width);
     }
@@ -162,14 +162,14 @@ void attend_head_gradient(const Sizes& s, const T* dout, const T* q, const T* k,
       store_rows(
           rows, s.D, block_dq, s.D, [](std::int64_t) { return R{1}; }, dq + first * s.D, s.D);
     }
-  }
+  });
 }
 
 }  // namespace
 
 void attention(const Device& device, const Tensor& q, const Tensor& k, const Tensor& v, const Dropout& mask,
-               const Tensor& out, const Tensor& log_sum, std::int64_t window) {
-  const Sizes s = attention_sizes(q, k, window);
+               const Tensor& out, const Tensor& log_sum, const Causal& causal) {
+  const Sizes s = attention_sizes(q, k, causal);
   with_storage(q, [&]<typename T>(T) {
     const ForwardTiles<T> tiles(device, s);
     parallel_for(s.B * s.H, [&](std::int64_t i) {
@@ -177,15 +177,16 @@ void attention(const Device& device, const Tensor& q, const Tensor& k, const Ten
       const std::int64_t h = i % s.H;
       const std::int64_t kv = s.k_offset(b, h / (s.H / s.K));
       attend_head<T>(s, q.data<T>() + s.q_offset(b, h), k.data<T>() + kv, v.data<T>() + kv, mask, b, h, tiles,
-                     out.data<T>() + s.out_offset(b, h), log_sum.data<Real<T>>() + i * s.T);
+                     out.data<T>() + s.out_offset(b, h), log_sum.data<Real<T>>() + i * s.N);
     });
   });
 }
 
 void attention_gradient(const Device& device, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& out, const Tensor& log_sum, const Dropout& mask, const Tensor& dq,
-                        const Tensor& dk, const Tensor& dv, std::int64_t window) {
-  const Sizes s = attention_sizes(q, k, window);
+                        const Tensor& dk, const Tensor& dv, const Causal& causal) {
+  const Sizes s = attention_sizes(q, k, causal);
+  const bool rounds = dk.dtype() == DType::bfloat16;
   with_storage(q, [&]<typename T>(T) {
     const BackwardTiles<T> tiles(device, s);
     // A key/value head is one thread's: its query heads add to dk and dv in ascending order.
@@ -195,12 +196,12 @@ void attention_gradient(const Device& device, const Tensor& dout, const Tensor& 
       const std::int64_t kv = s.k_offset(b, g);
       Real<T>* sum_k = nullptr;
       Real<T>* sum_v = nullptr;
-      if constexpr (kRounds<T>) {
+      if (rounds) {
         sum_k = tiles.dk(s);
         sum_v = tiles.dv(s);
       } else {
-        sum_k = dk.data<T>() + kv;
-        sum_v = dv.data<T>() + kv;
+        sum_k = dk.data<Real<T>>() + kv;
+        sum_v = dv.data<Real<T>>() + kv;
       }
       std::fill_n(sum_k, s.T * s.D, Real<T>{});
       std::fill_n(sum_v, s.T * s.D, Real<T>{});
@@ -208,10 +209,10 @@ void attention_gradient(const Device& device, const Tensor& dout, const Tensor& 
         const std::int64_t at_q = s.q_offset(b, h);
         const std::int64_t at_out = s.out_offset(b, h);
         attend_head_gradient<T>(s, dout.data<T>() + at_out, q.data<T>() + at_q, k.data<T>() + kv, v.data<T>() + kv,
-                                out.data<T>() + at_out, log_sum.data<Real<T>>() + (b * s.H + h) * s.T, mask, b, h,
+                                out.data<T>() + at_out, log_sum.data<Real<T>>() + (b * s.H + h) * s.N, mask, b, h,
                                 tiles, dq.data<T>() + at_q, sum_k, sum_v);
       }
-      if constexpr (kRounds<T>) {
+      if (rounds) {
         const auto one = [](std::int64_t) { return Real<T>{1}; };
         store_rows(s.T, s.D, sum_k, s.D, one, dk.data<T>() + kv, s.D);
         store_rows(s.T, s.D, sum_v, s.D, one, dv.data<T>() + kv, s.D);

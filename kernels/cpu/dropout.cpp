@@ -12,7 +12,7 @@ void dropout_rows(const Shape& shape, const T* x, const T* residual, const Dropo
   const std::int64_t batch = shape[1];
   const std::int64_t n = shape[2];
   parallel_for(shape[0] * batch, [=](std::int64_t r) {
-    const auto row = dropout_row_of<Real<T>>(mask, mask.first_sample + r % batch, mask.first_row + r / batch, 0);
+    const auto row = dropout_row_of<Real<T>>(mask, mask.first_sample + r % batch, mask.rows.position(r / batch), 0);
     const T* in = x + r * n;
     const T* add = Add ? residual + r * n : nullptr;
     T* out = y + r * n;

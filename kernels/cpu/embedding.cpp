@@ -49,26 +49,27 @@ void embedding_gradient(const Device&, const Tensor& tokens, const Tensor& dy, s
   });
 }
 
-void add_positions(const Device&, const Tensor& x, const Tensor& table, std::int64_t first_position) {
+void add_positions(const Device&, const Tensor& x, const Tensor& table, const SequencePart& part) {
   const std::int64_t n = x.dim(2);
   const std::int64_t batch = x.dim(1);
   with_storage(x, [&]<typename T>(T) {
     T* xs = x.data<T>();
-    const T* rows = table.data<T>() + first_position * n;
-    parallel_for(x.dim(0) * batch,
-                 [=](std::int64_t r) { body::add_row(body::OneLane{}, n, rows + r / batch * n, xs + r * n); });
+    const T* rows = table.data<T>();
+    parallel_for(x.dim(0) * batch, [=](std::int64_t r) {
+      body::add_row(body::OneLane{}, n, rows + part.position(r / batch) * n, xs + r * n);
+    });
   });
 }
 
-void add_positions_gradient(const Device&, const Tensor& dy, std::int64_t first_position, const Tensor& dtable) {
+void add_positions_gradient(const Device&, const Tensor& dy, const SequencePart& part, const Tensor& dtable) {
   const std::int64_t n = dy.dim(2);
   const std::int64_t batch = dy.dim(1);
   with_storage(dy, [&]<typename T>(T) {
     const T* dys = dy.data<T>();
-    auto* rows = dtable.data<Real<T>>() + first_position * n;
+    auto* rows = dtable.data<Real<T>>();
     parallel_for(dy.dim(0), [=](std::int64_t t) {
       for (std::int64_t b = 0; b < batch; ++b) {
-        body::add_row(body::OneLane{}, n, dys + (t * batch + b) * n, rows + t * n);
+        body::add_row(body::OneLane{}, n, dys + (t * batch + b) * n, rows + part.position(t) * n);
       }
     });
   });

@@ -3,6 +3,7 @@
 #include "kernels/attention_sizes.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/launch.h"
+#include "kernels/sequence_part_rows.h"
 
 namespace cuboid::kernels::cpu {
 namespace {
@@ -26,7 +27,7 @@ void each_head(const HeadSizes& s, std::int64_t r, T* fused, T* q, T* k, T* v, V
 
 void split_heads(const Device&, const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& q,
                  const Tensor& k, const Tensor& v) {
-  const HeadSizes s = attention_sizes(q, k, 0);
+  const HeadSizes s = attention_sizes(q, k);
   with_storage(qkv, [&]<typename T>(T) {
     parallel_for(s.T * s.B, [&](std::int64_t r) {
       const std::int64_t t = r / s.B;
@@ -45,7 +46,7 @@ void split_heads(const Device&, const Tensor& qkv, const Tensor& cos, const Tens
 
 void split_heads_gradient(const Device&, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,
                           const Tensor& sin, const Tensor& dqkv) {
-  const HeadSizes s = attention_sizes(dq, dk, 0);
+  const HeadSizes s = attention_sizes(dq, dk);
   with_storage(dqkv, [&]<typename T>(T) {
     parallel_for(s.T * s.B, [&](std::int64_t r) {
       const std::int64_t t = r / s.B;
@@ -58,6 +59,26 @@ void split_heads_gradient(const Device&, const Tensor& dq, const Tensor& dk, con
           body::copy_row<body::OneLane, T>(body::OneLane{}, s.D, head, fused);
         }
       });
+    });
+  });
+}
+
+void join_sequence(const Device&, const Tensor& parts, const Tensor& whole) {
+  with_storage(whole, [&]<typename T>(T) {
+    const SequencePartRows rows(parts);
+    parallel_for(rows.count(), [&](std::int64_t i) {
+      body::copy_row(body::OneLane{}, rows.length, parts.data<T>() + i * rows.length,
+                     whole.data<T>() + rows.in_whole(i) * rows.length);
+    });
+  });
+}
+
+void cut_sequence(const Device&, const Tensor& whole, const Tensor& parts) {
+  with_storage(whole, [&]<typename T>(T) {
+    const SequencePartRows rows(parts);
+    parallel_for(rows.count(), [&](std::int64_t i) {
+      body::copy_row(body::OneLane{}, rows.length, whole.data<T>() + rows.in_whole(i) * rows.length,
+                     parts.data<T>() + i * rows.length);
     });
   });
 }

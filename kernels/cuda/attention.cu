@@ -23,20 +23,21 @@ constexpr std::int64_t kMostRows = 128;
 std::int64_t block_rows(const AttentionSizes& s) {
   const std::int64_t row_bytes = s.B * s.H * s.T * static_cast<std::int64_t>(sizeof(float));
   const std::int64_t fitting = kScoreBytes / row_bytes / kFewestRows * kFewestRows;
-  return std::min(s.T, std::clamp(fitting, kFewestRows, kMostRows));
+  return std::min(s.N, std::clamp(fitting, kFewestRows, kMostRows));
 }
 
 /// True for a storage type that products are not accumulated in.
 template <typename T>
 inline constexpr bool kRounds = !std::is_same_v<T, Real<T>>;
 
-// A block of query rows: rows [first, first + rows) see keys [begin, begin + width), which a window may cut.
+// A block of query rows: rows [first, first + rows), from `position` on, see keys [begin, begin + width), which a
+// window may cut.
 struct Block {
-  std::int64_t first, rows, begin, width, window;
-  // What the query at t sees of them, as columns of the block.
-  CUBOID_HD body::Visible visible(std::int64_t t) const {
-    const std::int64_t oldest = t - window + 1;
-    return {(oldest > begin ? oldest : begin) - begin, t + 1 - begin};
+  std::int64_t first, rows, position, begin, width, window;
+  // What its row i sees of them, as columns of the block.
+  CUBOID_HD body::Visible visible(std::int64_t i) const {
+    const std::int64_t oldest = position + i - window + 1;
+    return {(oldest > begin ? oldest : begin) - begin, position + i + 1 - begin};
   }
 };
 
@@ -46,15 +47,15 @@ class HeadMatrices {
   HeadMatrices(const AttentionSizes& s, std::int64_t member) : s_(s), group_(s.H / s.K), member_(member) {}
 
   std::int64_t batch() const { return s_.B * s_.K; }
-  /// Rows of q or dq (B,H,T,D).
+  /// Rows of q or dq (B,H,N,D).
   MatrixBatch q(const Tensor& t, const Block& block, bool transposed = false) const {
-    return at(t, (member_ * s_.T + block.first) * s_.D, s_.D, group_ * s_.T * s_.D, transposed);
+    return at(t, (member_ * s_.N + block.first) * s_.D, s_.D, group_ * s_.N * s_.D, transposed);
   }
   /// The block's rows of k, v or their gradients (B,K,T,D).
   MatrixBatch k(const Tensor& t, const Block& block, bool transposed = false) const {
     return at(t, block.begin * s_.D, s_.D, s_.T * s_.D, transposed);
   }
-  /// Rows of out or dout (T,B,H·D).
+  /// Rows of out or dout (N,B,H·D).
   MatrixBatch out(const Tensor& t, const Block& block, bool transposed = false) const {
     return at(t, block.first * s_.out_stride() + member_ * s_.D, s_.out_stride(), group_ * s_.D, transposed);
   }
@@ -78,12 +79,11 @@ class HeadMatrices {
 // f(block) for the blocks of query rows in ascending order.
 template <typename F>
 void for_blocks(const AttentionSizes& s, F f) {
-  const std::int64_t rows = block_rows(s);
-  for (std::int64_t first = 0; first < s.T; first += rows) {
-    const std::int64_t count = std::min(rows, s.T - first);
-    const AttentionSizes::Keys keys = s.keys(first, count);
-    f(Block{first, count, keys.begin, keys.count(), s.W});
-  }
+  s.for_blocks(block_rows(s), [&](std::int64_t first, std::int64_t rows) {
+    const std::int64_t position = s.queries.position(first);
+    const AttentionSizes::Keys keys = s.keys(position, rows);
+    f(Block{first, rows, position, keys.begin, keys.count(), s.W});
+  });
 }
 
 // f(matrices) for each query head of the key/value heads.
@@ -92,7 +92,7 @@ void for_members(const AttentionSizes& s, F f) {
   for (std::int64_t member = 0; member < s.H / s.K; ++member) f(HeadMatrices(s, member));
 }
 
-// Scores (B,H,rows,width) become probabilities, with dropout; log_sum (B,H,T).
+// Scores (B,H,rows,width) become probabilities, with dropout; log_sum (B,H,N).
 template <typename T>
 void softmax_rows(cudaStream_t stream, const AttentionSizes& s, const Block& block, const Dropout& mask, float scale,
                   float* scores, T* probabilities, float* log_sum) {
@@ -100,17 +100,17 @@ void softmax_rows(cudaStream_t stream, const AttentionSizes& s, const Block& blo
   const DropoutRows<float> mask_rows = drops ? DropoutRows<float>(mask) : DropoutRows<float>(Dropout{.p = 0.5});
   launch_rows(stream, s.B * s.H * block.rows, block.width, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t i) {
     const std::int64_t head = i / block.rows;  // b·H + h
-    const std::int64_t t = block.first + i % block.rows;
-    const body::Visible visible = block.visible(t);
+    const std::int64_t row_of_block = i % block.rows;
+    const body::Visible visible = block.visible(row_of_block);
     float* const row = scores + i * block.width;
     T* const out = probabilities + i * block.width;
     const auto softmax = body::softmax_row(lanes, visible, block.width, scale, row);
     const float inverse = 1.0F / softmax.sum;
-    if (lanes.leader()) log_sum[head * s.T + t] = softmax.max + std::log(softmax.sum);
+    if (lanes.leader()) log_sum[head * s.N + block.first + row_of_block] = softmax.max + std::log(softmax.sum);
     lanes.sync();
     if (drops) {
       body::dropout_row(
-          lanes, visible.end, mask_rows.at(head / s.H, t, head % s.H),
+          lanes, visible.end, mask_rows.at_position(head / s.H, block.position + row_of_block, head % s.H),
           [=](std::int64_t j, float factor) { row[j] *= factor; }, block.begin / body::kDropoutColumns);
     }
     lanes.each(block.width, [=](std::int64_t j) { out[j] = static_cast<T>(row[j] * inverse); });
@@ -127,14 +127,15 @@ void softmax_gradient_rows(cudaStream_t stream, const AttentionSizes& s, const B
   const std::int64_t stride = s.out_stride();
   launch_rows(stream, s.B * s.H * block.rows, block.width, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t i) {
     const std::int64_t head = i / block.rows;
-    const std::int64_t t = block.first + i % block.rows;
+    const std::int64_t row_of_block = i % block.rows;
+    const std::int64_t t = block.first + row_of_block;
     const T* const dout_row = dout + t * stride + head * s.D;
     const T* const out_row = out + t * stride + head * s.D;
     const float delta =
         lanes.template sum<float>(s.D, [=](std::int64_t d) { return real(dout_row[d]) * real(out_row[d]); });
-    const auto row = mask_rows.at(head / s.H, t, head % s.H);
+    const auto row = mask_rows.at_position(head / s.H, block.position + row_of_block, head % s.H);
     const std::int64_t at = i * block.width;
-    body::softmax_gradient_row(lanes, block.visible(t), block.width, scale, log_sum[head * s.T + t], delta,
+    body::softmax_gradient_row(lanes, block.visible(row_of_block), block.width, scale, log_sum[head * s.N + t], delta,
                                drops ? &row : nullptr, block.begin / body::kDropoutColumns, scores + at, dp + at,
                                dropped + at, ds + at);
   });
@@ -179,8 +180,9 @@ void attend_gradient(const Device& device, const AttentionSizes& s, const Tensor
   const Tensor dropped = kRounds<T> ? tiles(device, s, dtype_of<T>) : scores;
   const Tensor ds = kRounds<T> ? tiles(device, s, dtype_of<T>) : dp;
   // dk and dv are sums over blocks and query heads, made in float32.
-  const Tensor sum_k = kRounds<T> ? device.empty(dk.shape(), DType::float32, Category::workspace) : dk;
-  const Tensor sum_v = kRounds<T> ? device.empty(dv.shape(), DType::float32, Category::workspace) : dv;
+  const bool rounds = dk.dtype() != DType::float32;
+  const Tensor sum_k = rounds ? device.empty(dk.shape(), DType::float32, Category::workspace) : dk;
+  const Tensor sum_v = rounds ? device.empty(dv.shape(), DType::float32, Category::workspace) : dv;
   device.zero(sum_k);
   device.zero(sum_v);
   for_blocks(s, [&](const Block& block) {
@@ -202,7 +204,7 @@ void attend_gradient(const Device& device, const AttentionSizes& s, const Tensor
            heads.k(sum_v, block), {.batch = heads.batch(), .accumulate = true});
     });
   });
-  if constexpr (kRounds<T>) {
+  if (rounds) {
     convert(device, sum_k, dk);
     convert(device, sum_v, dv);
   }
@@ -211,16 +213,16 @@ void attend_gradient(const Device& device, const AttentionSizes& s, const Tensor
 }  // namespace
 
 void attention(const Device& device, const Tensor& q, const Tensor& k, const Tensor& v, const Dropout& mask,
-               const Tensor& out, const Tensor& log_sum, std::int64_t window) {
+               const Tensor& out, const Tensor& log_sum, const Causal& causal) {
   with_storage(q,
-               [&]<typename T>(T) { attend<T>(device, attention_sizes(q, k, window), q, k, v, mask, out, log_sum); });
+               [&]<typename T>(T) { attend<T>(device, attention_sizes(q, k, causal), q, k, v, mask, out, log_sum); });
 }
 
 void attention_gradient(const Device& device, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& out, const Tensor& log_sum, const Dropout& mask, const Tensor& dq,
-                        const Tensor& dk, const Tensor& dv, std::int64_t window) {
+                        const Tensor& dk, const Tensor& dv, const Causal& causal) {
   with_storage(q, [&]<typename T>(T) {
-    attend_gradient<T>(device, attention_sizes(q, k, window), dout, q, k, v, out, log_sum, mask, dq, dk, dv);
+    attend_gradient<T>(device, attention_sizes(q, k, causal), dout, q, k, v, out, log_sum, mask, dq, dk, dv);
   });
 }
 

@@ -46,16 +46,18 @@ void split_heads(const Device& device, const Tensor& qkv, const Tensor& cos, con
 void split_heads_gradient(const Device& device, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,
                           const Tensor& sin, const Tensor& dqkv);
 void attention(const Device& device, const Tensor& q, const Tensor& k, const Tensor& v, const Dropout& mask,
-               const Tensor& out, const Tensor& log_sum, std::int64_t window);
+               const Tensor& out, const Tensor& log_sum, const Causal& causal);
 void attention_gradient(const Device& device, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& out, const Tensor& log_sum, const Dropout& mask, const Tensor& dq,
-                        const Tensor& dk, const Tensor& dv, std::int64_t window);
+                        const Tensor& dk, const Tensor& dv, const Causal& causal);
+void join_sequence(const Device& device, const Tensor& parts, const Tensor& whole);
+void cut_sequence(const Device& device, const Tensor& whole, const Tensor& parts);
 void embedding(const Device& device, const Tensor& tokens, const Tensor& table, std::int64_t first_row,
                const Tensor& y);
 void embedding_gradient(const Device& device, const Tensor& tokens, const Tensor& dy, std::int64_t first_row,
                         const Tensor& dtable);
-void add_positions(const Device& device, const Tensor& x, const Tensor& table, std::int64_t first_position);
-void add_positions_gradient(const Device& device, const Tensor& dy, std::int64_t first_position, const Tensor& dtable);
+void add_positions(const Device& device, const Tensor& x, const Tensor& table, const SequencePart& rows);
+void add_positions_gradient(const Device& device, const Tensor& dy, const SequencePart& rows, const Tensor& dtable);
 void cross_entropy_statistics(const Device& device, const Tensor& logits, const Tensor& targets, std::int64_t first_row,
                               const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit);
 void rescale_sum(const Device& device, const Tensor& local_max, const Tensor& global_max, const Tensor& row_sum);

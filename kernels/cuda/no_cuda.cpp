@@ -98,11 +98,17 @@ void split_heads_gradient(const Device&, const Tensor&, const Tensor&, const Ten
   missing();
 }
 void attention(const Device&, const Tensor&, const Tensor&, const Tensor&, const Dropout&, const Tensor&, const Tensor&,
-               std::int64_t) {
+               const Causal&) {
   missing();
 }
 void attention_gradient(const Device&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                        const Tensor&, const Dropout&, const Tensor&, const Tensor&, const Tensor&, std::int64_t) {
+                        const Tensor&, const Dropout&, const Tensor&, const Tensor&, const Tensor&, const Causal&) {
+  missing();
+}
+void join_sequence(const Device&, const Tensor&, const Tensor&) {
+  missing();
+}
+void cut_sequence(const Device&, const Tensor&, const Tensor&) {
   missing();
 }
 void embedding(const Device&, const Tensor&, const Tensor&, std::int64_t, const Tensor&) {
@@ -111,10 +117,10 @@ void embedding(const Device&, const Tensor&, const Tensor&, std::int64_t, const 
 void embedding_gradient(const Device&, const Tensor&, const Tensor&, std::int64_t, const Tensor&) {
   missing();
 }
-void add_positions(const Device&, const Tensor&, const Tensor&, std::int64_t) {
+void add_positions(const Device&, const Tensor&, const Tensor&, const SequencePart&) {
   missing();
 }
-void add_positions_gradient(const Device&, const Tensor&, std::int64_t, const Tensor&) {
+void add_positions_gradient(const Device&, const Tensor&, const SequencePart&, const Tensor&) {
   missing();
 }
 void cross_entropy_statistics(const Device&, const Tensor&, const Tensor&, std::int64_t, const Tensor&, const Tensor&,

@@ -9,6 +9,7 @@
 #include "kernels/check.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/sequence_part_rows.h"
 
 namespace cuboid::kernels::cuda {
 namespace {
@@ -75,6 +76,28 @@ void move_heads(const Device& device, const Tensor& qkv, const Tensor& q, const 
   });
 }
 
+// Joining: rows of the parts to their places in the whole sequence; or back.
+template <bool Joining, typename T>
+void move_part_rows(cudaStream_t stream, const SequencePartRows& rows, std::int64_t n, T* parts, T* whole) {
+  launch_rows(stream, rows.count(), n, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t i) {
+    T* const part = parts + i * n;
+    T* const place = whole + rows.in_whole(i) * n;
+    body::copy_row<RowLanes, T>(lanes, n, Joining ? part : place, Joining ? place : part);
+  });
+}
+
+template <bool Joining>
+void move_parts(const Device& device, const Tensor& parts, const Tensor& whole) {
+  with_storage(whole, [&]<typename T>(T) {
+    T* const from = elements_of<T>(parts);
+    T* const to = elements_of<T>(whole);
+    with_widest<T>(parts.dim(4), {from, to}, [&]<typename W>(W, std::int64_t n) {
+      move_part_rows<Joining>(stream_of(device), SequencePartRows(parts), n, reinterpret_cast<W*>(from),
+                              reinterpret_cast<W*>(to));
+    });
+  });
+}
+
 template <typename T>
 void embedding_rows(cudaStream_t stream, std::int64_t rows, std::int64_t n, const std::int32_t* tokens, const T* table,
                     std::int64_t first_row, std::int64_t held, T* y) {
@@ -101,18 +124,19 @@ void embedding_gradient_rows(cudaStream_t stream, std::int64_t rows, std::int64_
 }
 
 template <typename T>
-void add_position_rows(cudaStream_t stream, std::int64_t rows, std::int64_t batch, std::int64_t n, T* x,
-                       const T* table) {
+void add_position_rows(cudaStream_t stream, std::int64_t rows, std::int64_t batch, std::int64_t n,
+                       const SequencePart& part, T* x, const T* table) {
   launch_rows(stream, rows, n, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t r) {
-    body::add_row(lanes, n, table + r / batch * n, x + r * n);
+    body::add_row(lanes, n, table + part.position(r / batch) * n, x + r * n);
   });
 }
 
 template <typename T>
 void add_position_gradient_rows(cudaStream_t stream, std::int64_t positions, std::int64_t batch, std::int64_t n,
-                                const T* dy, Real<T>* dtable) {
+                                const SequencePart& part, const T* dy, Real<T>* dtable) {
   launch_rows(stream, positions, n, [=] CUBOID_DEVICE(RowLanes lanes, std::int64_t t) {
-    for (std::int64_t b = 0; b < batch; ++b) body::add_row(lanes, n, dy + (t * batch + b) * n, dtable + t * n);
+    for (std::int64_t b = 0; b < batch; ++b)
+      body::add_row(lanes, n, dy + (t * batch + b) * n, dtable + part.position(t) * n);
   });
 }
 
@@ -233,6 +257,14 @@ void split_heads_gradient(const Device& device, const Tensor& dq, const Tensor& 
   move_heads<false>(device, dqkv, dq, dk, dv, cos, sin);
 }
 
+void join_sequence(const Device& device, const Tensor& parts, const Tensor& whole) {
+  move_parts<true>(device, parts, whole);
+}
+
+void cut_sequence(const Device& device, const Tensor& whole, const Tensor& parts) {
+  move_parts<false>(device, parts, whole);
+}
+
 void embedding(const Device& device, const Tensor& tokens, const Tensor& table, std::int64_t first_row,
                const Tensor& y) {
   with_storage(y, [&]<typename T>(T) {
@@ -253,17 +285,17 @@ void embedding_gradient(const Device& device, const Tensor& tokens, const Tensor
   });
 }
 
-void add_positions(const Device& device, const Tensor& x, const Tensor& table, std::int64_t first_position) {
+void add_positions(const Device& device, const Tensor& x, const Tensor& table, const SequencePart& part) {
   with_storage(x, [&]<typename T>(T) {
-    add_position_rows(stream_of(device), row_count(x), x.dim(1), x.dim(2), elements_of<T>(x),
-                      elements_of<T>(table) + first_position * x.dim(2));
+    add_position_rows(stream_of(device), row_count(x), x.dim(1), x.dim(2), part, elements_of<T>(x),
+                      elements_of<T>(table));
   });
 }
 
-void add_positions_gradient(const Device& device, const Tensor& dy, std::int64_t first_position, const Tensor& dtable) {
+void add_positions_gradient(const Device& device, const Tensor& dy, const SequencePart& part, const Tensor& dtable) {
   with_storage(dy, [&]<typename T>(T) {
-    add_position_gradient_rows(stream_of(device), dy.dim(0), dy.dim(1), dy.dim(2), elements_of<T>(dy),
-                               elements_of<Real<T>>(dtable) + first_position * dy.dim(2));
+    add_position_gradient_rows(stream_of(device), dy.dim(0), dy.dim(1), dy.dim(2), part, elements_of<T>(dy),
+                               elements_of<Real<T>>(dtable));
   });
 }
 

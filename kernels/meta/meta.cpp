@@ -48,9 +48,9 @@ std::vector<std::int64_t> sort_by_expert(const Device& device, const Operands& o
   return tokens;
 }
 
-void attention(const Device& device, const Operands& operands, const Tensor& q, const Tensor& k, std::int64_t window,
+void attention(const Device& device, const Operands& operands, const Tensor& q, const Tensor& k, const Causal& causal,
                bool gradient) {
-  const AttentionSizes s = attention_sizes(q, k, window);
+  const AttentionSizes s = attention_sizes(q, k, causal);
   const bool rounds = compute_type(q.dtype()) != q.dtype();
   const Tensor reals = device.empty({gradient ? s.backward_tile(rounds) : s.forward_tile(rounds)},
                                     compute_type(q.dtype()), Category::workspace);
@@ -61,9 +61,10 @@ void attention(const Device& device, const Operands& operands, const Tensor& q, 
   kernel.batch = s.B;
   kernel.heads = s.H;
   kernel.kv_heads = s.K;
+  kernel.queries = s.N;
   kernel.seq_len = s.T;
   kernel.head_dim = s.D;
-  kernel.window = window > 0 ? s.W : 0;
+  kernel.window = causal.window > 0 ? s.W : 0;
   kernel.gradient = gradient;
   kernel.flops = (gradient ? 10.0 : 4.0) * static_cast<double>(s.D) * static_cast<double>(s.pairs()) *
                  static_cast<double>(s.B * s.H);

@@ -24,7 +24,7 @@ void matmul(const Device& device, const Tensor& a, const Tensor& b, const Tensor
 /// Tokens that nobody has routed are spread evenly: what a balanced router would do.
 std::vector<std::int64_t> sort_by_expert(const Device& device, const Operands& operands, std::int64_t copies,
                                          std::int64_t count);
-void attention(const Device& device, const Operands& operands, const Tensor& q, const Tensor& k, std::int64_t window,
+void attention(const Device& device, const Operands& operands, const Tensor& q, const Tensor& k, const Causal& causal,
                bool gradient);
 
 }  // namespace meta

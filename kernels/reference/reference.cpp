@@ -77,7 +77,7 @@ Array swiglu(const Array& gate_up, std::int64_t n) {
 double dropout_factor(const Dropout& mask, std::int64_t t, std::int64_t b, std::int64_t head, std::int64_t column) {
   const std::int64_t sample = mask.first_sample + b;
   const Philox4 words = philox(mask.key, static_cast<std::uint32_t>(column / 4),
-                               static_cast<std::uint32_t>(mask.first_row + t), static_cast<std::uint32_t>(sample),
+                               static_cast<std::uint32_t>(mask.rows.position(t)), static_cast<std::uint32_t>(sample),
                                static_cast<std::uint32_t>((mask.first_head + head) << 16 | sample >> 32));
   return static_cast<double>(words.x[column % 4]) >= mask.p * 4294967296.0 ? 1 / (1 - mask.p) : 0;
 }

@@ -28,11 +28,18 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
-  const auto closer = [&](const std::string& x, const std::string& y) {
-    return edit_distance(word, x) < edit_distance(word, y);
-  };
-  const auto best = std::min_element(candidates.begin(), candidates.end(), closer);
-  return best == candidates.end() ? std::string() : *best;
+  const std::string* best = nullptr;
+  std::size_t least = 0;
+  for (const std::string& candidate : candidates) {
+    // A distance is at least the difference of the lengths.
+    const std::size_t bound = std::max(word.size(), candidate.size()) - std::min(word.size(), candidate.size());
+    if (best != nullptr && bound >= least) continue;
+    const std::size_t distance = edit_distance(word, candidate);
+    if (best != nullptr && distance >= least) continue;
+    best = &candidate;
+    least = distance;
+  }
+  return best == nullptr ? std::string() : *best;
 }
 
 std::string join(const std::vector<std::string>& items, std::string_view separator) {

@@ -239,14 +239,15 @@ Var attention(Tape& tape, const Var& qkv, const AttentionShape& shape, const Ten
   kernels::split_heads(device, qkv.value(), cos, sin, q, k, v);
   const Tensor out = device.empty({length, batch, shape.heads * shape.head_dim}, dtype);   // (T,B,H*D)
   const Tensor log_sum = device.empty({batch, shape.heads, length}, compute_type(dtype));  // (B,H,T)
-  kernels::attention(device, q, k, v, mask, out, log_sum, shape.window);
+  kernels::attention(device, q, k, v, mask, out, log_sum, {.window = shape.window});
   // Only the shape of qkv is needed afterwards: q, k and v hold its rotated values.
   return tape.record(out, {qkv.slot()}, {},
                      [=, slot = qkv.slot(), qkv_shape = qkv.shape(), window = shape.window](Tape& t, Tensor dout) {
                        const Tensor dq = like(t, q);
                        const Tensor dk = like(t, k);
                        const Tensor dv = like(t, v);
-                       kernels::attention_gradient(t.device(), dout, q, k, v, out, log_sum, mask, dq, dk, dv, window);
+                       kernels::attention_gradient(t.device(), dout, q, k, v, out, log_sum, mask, dq, dk, dv,
+                                                   {.window = window});
                        const Tensor dqkv = t.device().empty(qkv_shape, dout.dtype());
                        kernels::split_heads_gradient(t.device(), dq, dk, dv, cos, sin, dqkv);
                        t.contribute(slot, dqkv);
@@ -263,12 +264,12 @@ Var embedding(Tape& tape, const Tensor& tokens, Parameter& table, std::int64_t f
   });
 }
 
-Var add_positions(Tape& tape, const Var& x, Parameter& table, std::int64_t first_position) {
+Var add_positions(Tape& tape, const Var& x, Parameter& table, const SequencePart& rows) {
   const Tensor y = tape.device().clone(x.value());
-  kernels::add_positions(tape.device(), y, table.value, first_position);
-  return tape.record(y, {x.slot()}, {&table}, [slot = x.slot(), &table, first_position](Tape& t, Tensor dy) {
-    t.defer({&table}, [device = t.device(), dy, &table, first_position] {
-      kernels::add_positions_gradient(device, dy, first_position, table.gradient);
+  kernels::add_positions(tape.device(), y, table.value, rows);
+  return tape.record(y, {x.slot()}, {&table}, [slot = x.slot(), &table, rows](Tape& t, Tensor dy) {
+    t.defer({&table}, [device = t.device(), dy, &table, rows] {
+      kernels::add_positions_gradient(device, dy, rows, table.gradient);
     });
     t.contribute(slot, std::move(dy));
   });
@@ -298,7 +299,7 @@ Var recompute(Tape& tape, const Var& x, std::function<Var(Tape&, const Var&)> pa
   });
 }
 
-RopeTables rope_tables(const Device& device, const std::vector<double>& frequencies, std::int64_t first_position,
+RopeTables rope_tables(const Device& device, const std::vector<double>& frequencies, const SequencePart& rows,
                        std::int64_t length, DType dtype) {
   const auto pairs = static_cast<std::int64_t>(frequencies.size());
   if (device.kind() == DeviceKind::meta) {
@@ -311,7 +312,7 @@ RopeTables rope_tables(const Device& device, const std::vector<double>& frequenc
   const auto fill = [&]<typename T>(T* cos, T* sin) {
     for (std::int64_t t = 0; t < length; ++t) {
       for (std::int64_t j = 0; j < pairs; ++j) {
-        const double angle = static_cast<double>(first_position + t) * frequencies[static_cast<std::size_t>(j)];
+        const double angle = static_cast<double>(rows.position(t)) * frequencies[static_cast<std::size_t>(j)];
         cos[t * pairs + j] = static_cast<T>(std::cos(angle));
         sin[t * pairs + j] = static_cast<T>(std::sin(angle));
       }

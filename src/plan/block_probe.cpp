@@ -35,13 +35,14 @@ LayerKinds kinds_of_layers(const ModelConfig& model) {
   return kinds;
 }
 
-BlockProbe::BlockProbe(const Device& device, Communicator& tensor, Communicator& experts, Communicator& data,
-                       const LayerKinds& kinds, const TraceOptions& options, Recording recording)
+BlockProbe::BlockProbe(const Device& device, Communicator& tensor, Communicator& experts, Communicator& context,
+                       Communicator& data, const LayerKinds& kinds, const TraceOptions& options, Recording recording)
     : device_(device),
       options_(options),
       model_(kinds.model),
       tp_{&tensor, options.sequence_parallel, options.reduce_dtype},
-      ep_{&experts},
+      ep_{&experts, &context},
+      cp_{&context, options.reduce_dtype},
       table_(parameters_of(model_)),
       recording_(std::move(recording)) {
   spans_.push_back({0, 0, 0, true, false});
@@ -51,13 +52,13 @@ BlockProbe::BlockProbe(const Device& device, Communicator& tensor, Communicator&
   spans_.push_back({static_cast<int>(spans_.size()), static_cast<int>(model_.layers), 0, false, true});
   std::vector<StageBlocks> blocks;
   for (const StageSpan& span : spans_) blocks.push_back(stage_blocks(span));
-  const DataGroups groups(data, data, experts.rank(), experts.size());
+  const CopyGroups groups(data, data, experts.rank(), experts.size());
   store_ = std::make_unique<ParameterStore>(device_, table_, blocks, tensor.rank(), tensor.size(), groups,
                                             ParameterOptions{.dtype = options.dtype});
   for (std::size_t i = 0; i < kMicroBatches; ++i) batch_.push_back({tokens(), tokens(), 0});
   for (const StageSpan& span : spans_) {
-    stages_.push_back(
-        std::make_unique<ModelStage>(device_, model_, tp_, *store_, span, options.seq_len, options.recompute, ep_));
+    stages_.push_back(std::make_unique<ModelStage>(device_, model_, tp_, *store_, span, options.seq_len,
+                                                   options.recompute, ep_, cp_));
   }
 }
 
@@ -125,12 +126,12 @@ TracedParameters BlockProbe::count_parameters(int block) const {
 }
 
 Tensor BlockProbe::tokens() const {
-  return device_.zeros({options_.seq_len, options_.micro_batch}, DType::int32);
+  return device_.zeros({part(), options_.micro_batch}, DType::int32);
 }
 
-// What crosses from block to block: (T,B,C), or its shard of the sequence.
+// What crosses from block to block: (T/cp,B,C), or its shard of the sequence.
 Tensor BlockProbe::boundary() const {
-  const std::int64_t positions = tp_.splits_sequence() ? options_.seq_len / tp_.size() : options_.seq_len;
+  const std::int64_t positions = tp_.splits_sequence() ? part() / tp_.size() : part();
   return device_.empty({positions, options_.micro_batch, model_.hidden}, options_.dtype);
 }
 

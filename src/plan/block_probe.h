@@ -27,10 +27,11 @@ class BlockProbe {
   using Recording = std::function<void(std::vector<TracedEvent>*)>;
 
   /// @param experts  the expert group
+  /// @param context  the context group
   /// @param data     the data-parallel ranks with the same experts
   /// @param options  what they say about ranks must be what the communicators say
-  BlockProbe(const Device& device, Communicator& tensor, Communicator& experts, Communicator& data,
-             const LayerKinds& kinds, const TraceOptions& options, Recording recording = {});
+  BlockProbe(const Device& device, Communicator& tensor, Communicator& experts, Communicator& context,
+             Communicator& data, const LayerKinds& kinds, const TraceOptions& options, Recording recording = {});
 
   /// Blocks are numbered 0 embedding, then the kinds of layers, then the head.
   std::size_t blocks() const { return stages_.size(); }
@@ -43,6 +44,7 @@ class BlockProbe {
   template <typename F>
   void measure(TracedPass& pass, F&& body);
   TracedParameters count_parameters(int block) const;
+  std::int64_t part() const { return options_.seq_len / cp_.size(); }
   Tensor tokens() const;
   Tensor boundary() const;
   std::int64_t loss_bytes() const;
@@ -52,6 +54,7 @@ class BlockProbe {
   ModelConfig model_;
   TensorParallel tp_;
   ExpertParallel ep_;
+  ContextParallel cp_;
   ParameterTable table_;
   Recording recording_;
   std::unique_ptr<ParameterStore> store_;

@@ -63,13 +63,14 @@ double flash_seconds(const Cluster& cluster, const TracedKernel& kernel) {
 
 double score_seconds(const Cluster& cluster, const TracedKernel& kernel) {
   const SoftwareStack& stack = cluster.stack;
-  const auto size = static_cast<double>(kernel.seq_len);
+  const auto queries = static_cast<double>(kernel.queries);
+  const auto keys = static_cast<double>(kernel.seq_len);
   const auto head = static_cast<double>(kernel.head_dim);
   const auto batch = static_cast<double>(kernel.batch * kernel.heads);
-  const double products = matmul_seconds(cluster, {batch, size, size, head}, kernel.dtype) +
-                          matmul_seconds(cluster, {batch, size, head, size}, kernel.dtype);
-  const double scores =
-      memory_seconds(cluster, stack.score_traffic * batch * size * size * static_cast<double>(size_of(kernel.dtype)));
+  const double products = matmul_seconds(cluster, {batch, queries, keys, head}, kernel.dtype) +
+                          matmul_seconds(cluster, {batch, queries, head, keys}, kernel.dtype);
+  const double scores = memory_seconds(
+      cluster, stack.score_traffic * batch * queries * keys * static_cast<double>(size_of(kernel.dtype)));
   // Backward: twice the products; the scores' gradient is read besides what forward moved.
   return (kernel.gradient ? 2 * products + 1.3 * scores : products + scores) + 3 * stack.launch_seconds;
 }

@@ -29,7 +29,7 @@ std::string settings_text(const RunConfig& run) {
     text += fmt::format(", {}", run.schedule);
     if (run.virtual_stages > 1) text += fmt::format(" with {} stages a rank", run.virtual_stages);
   }
-  if (run.grid.data_degree() > 1) text += fmt::format(", ZeRO {}", run.zero);
+  if (run.grid.copies() > 1) text += fmt::format(", ZeRO {}", run.zero);
   if (run.sequence_parallel) text += ", sequence parallelism";
   text += run.recompute == Recompute::none        ? ", nothing recomputed"
           : run.recompute == Recompute::selective ? ", selective recompute"

@@ -93,8 +93,9 @@ class RankWalk {
 
   MemoryUse run() {
     // Tokens and targets of all micro-batches.
-    account_.add(Category::activations,
-                 2 * bytes_of(std::int64_t{run_.seq_len} * run_.micro_batch * run_.micro_batches(), DType::int32));
+    account_.add(Category::activations, 2 * bytes_of(std::int64_t{run_.seq_len} / run_.grid.degree(Axis::cp) *
+                                                         run_.micro_batch * run_.micro_batches(),
+                                                     DType::int32));
     for (const auto& [number, stage] : stages_) {
       std::set<const TracedBlock*> kinds(stage.blocks.begin(), stage.blocks.end());
       TracedBytes resident;
@@ -139,7 +140,7 @@ class RankWalk {
   }
 
   int copies_of(const BucketLayout& bucket) const {
-    return bucket.experts ? run_.grid.degree(Axis::dp) : run_.grid.data_degree();
+    return bucket.experts ? run_.grid.expert_copies() : run_.grid.copies();
   }
 
   // What a bucket's reduction holds beside the gradients themselves (GradientReduction::start).
@@ -276,7 +277,7 @@ class RankWalk {
 
   // How many of these elements of the bucket lie in the part that this rank owns.
   std::int64_t owned(const BucketLayout& bucket, std::int64_t begin, std::int64_t count) const {
-    const int copy = bucket.experts ? where_[Axis::dp] : run_.grid.data_rank(where_);
+    const int copy = bucket.experts ? run_.grid.expert_copy_rank(where_) : run_.grid.copy_rank(where_);
     const std::int64_t part = bucket.parts > 1 ? copy : 0;
     const std::int64_t first = std::max(begin, part * bucket.part_elements());
     const std::int64_t end = std::min(begin + count, (part + 1) * bucket.part_elements());
@@ -351,7 +352,7 @@ std::vector<MemoryUse> predict_memory(const RunConfig& run, const ModelConfig& m
   std::vector<MemoryUse> ranks;
   for (int rank = 0; rank < run.grid.world(); ++rank) {
     const Coordinate where = run.grid.coordinate(rank);
-    const auto [found, is_new] = known.try_emplace({where[Axis::pp], where[Axis::tp], run.grid.data_rank(where)});
+    const auto [found, is_new] = known.try_emplace({where[Axis::pp], where[Axis::tp], run.grid.copy_rank(where)});
     if (is_new) {
       const ModelTrace& trace = traces[at(where[Axis::tp])];
       const std::int64_t messages = under_way[at(where[Axis::pp])] * trace.layers.front().output_bytes;

@@ -39,8 +39,6 @@ TraceOptions traced_options(const RunConfig& run, const SoftwareStack& stack) {
   TraceOptions options = trace_options(run);
   // Recomputing attention's core is not something a trace has: it is priced apart.
   if (stack.selective_attention && run.recompute == Recompute::selective) options.recompute = Recompute::none;
-  // Nor is a split context: a part of it is traced, and split_context adds what the parts exchange.
-  options.seq_len = run.seq_len / options.cp;
   return options;
 }
 
@@ -496,11 +494,8 @@ Predictor::Cached& Predictor::cached(const RunConfig& run) {
   for (const auto& cached : traces_) {
     if (cached->options == options) return *cached;
   }
-  TraceOptions own = options;
-  own.cp = 1;
-  traces_.push_back(std::make_unique<Cached>(Cached{options, trace_model(model_, own), {}}));
+  traces_.push_back(std::make_unique<Cached>(Cached{options, trace_model(model_, options), {}}));
   if (cluster_.stack.logits_bytes > 0) plan::merge_chunks(traces_.back()->trace.head);
-  plan::split_context(traces_.back()->trace, options.cp);
   return *traces_.back();
 }
 

@@ -3,6 +3,8 @@
 
 #include "cuboid/plan/report.h"
 
+#include "data_messages.h"
+
 namespace cuboid {
 namespace {
 
@@ -70,15 +72,24 @@ class TrafficMap {
     const double micro_batches = run_.micro_batches();
     sent.add(block.forward, micro_batches);
     sent.add(block.backward, micro_batches);
-    const int data = run_.grid.degree(Axis::dp);
-    const auto elements = static_cast<double>(block.parameters.local);
+    const auto experts = static_cast<double>(block.parameters.local_expert);
+    add_copies(sent, plan::kDenseCopies, static_cast<double>(block.parameters.local) - experts);
+    add_copies(sent, plan::kExpertCopies, experts);
+  }
+
+  // Of parameters that the ranks of these axes hold alike.
+  void add_copies(Sent& sent, const std::vector<Axis>& axes, double elements) const {
+    const auto add = [&](Operation operation, double bytes) {
+      for (const auto& message : plan::messages_over(run_.grid, axes, operation, bytes)) {
+        sent.add(message.axis, message.operation, message.bytes, run_.grid.degree(message.axis));
+      }
+    };
+    const double micro_batches = run_.micro_batches();
     const double gradients = elements * stack_.gradient_bytes_sent;
     const double values = elements * stack_.parameter_bytes_sent;
-    if (run_.zero == 0) sent.add(Axis::dp, Operation::all_reduce, gradients, data);
-    if (run_.zero > 0) {
-      sent.add(Axis::dp, Operation::reduce_scatter, (run_.zero > 1 ? micro_batches : 1) * gradients, data);
-      sent.add(Axis::dp, Operation::all_gather, (run_.zero > 2 ? 2 * micro_batches : 1) * values, data);
-    }
+    if (run_.zero == 0) return add(Operation::all_reduce, gradients);
+    add(Operation::reduce_scatter, (run_.zero > 1 ? micro_batches : 1) * gradients);
+    add(Operation::all_gather, (run_.zero > 2 ? 2 * micro_batches : 1) * values);
   }
 
   void spread(int rank, const Sent& sent) {

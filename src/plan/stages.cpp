@@ -17,7 +17,7 @@ double score_bytes(const TracedPass& pass) {
   for (const TracedEvent& event : pass.events) {
     const auto* kernel = std::get_if<TracedKernel>(&event);
     if (kernel == nullptr || kernel->kind != TracedKernel::Kind::attention || kernel->gradient) continue;
-    bytes += kScoreBytes * static_cast<double>(kernel->batch * kernel->heads) * static_cast<double>(kernel->seq_len) *
+    bytes += kScoreBytes * static_cast<double>(kernel->batch * kernel->heads) * static_cast<double>(kernel->queries) *
              static_cast<double>(kernel->seq_len);
   }
   return bytes;
@@ -96,37 +96,6 @@ class Pricer {
   TracedGroups traced_;
   DataGroups data_;
 };
-
-// Events that context parallelism adds around attention, and attention's work.
-void split_pass(TracedPass& pass, int cp) {
-  std::vector<TracedEvent> events;
-  for (TracedEvent& event : pass.events) {
-    auto* kernel = std::get_if<TracedKernel>(&event);
-    if (kernel == nullptr || kernel->kind != TracedKernel::Kind::attention) {
-      events.push_back(event);
-      continue;
-    }
-    const double own = 2.0 * static_cast<double>(kernel->batch * kernel->kv_heads * kernel->head_dim) *
-                       static_cast<double>(kernel->seq_len) * static_cast<double>(size_of(kernel->dtype));
-    TracedCommunication keys{Axis::cp, Operation::all_gather, cp, cp * own, kernel->dtype, kernel->phase};
-    events.push_back(keys);
-    const bool gradient = kernel->gradient;
-    kernel->batch *= cp;
-    kernel->flops *= cp;
-    events.push_back(*kernel);
-    if (gradient) {
-      keys.operation = Operation::reduce_scatter;
-      events.push_back(keys);
-    }
-  }
-  pass.events = std::move(events);
-}
-
-void split_block(TracedBlock& block, int cp) {
-  for (TracedPass* pass : {&block.forward, &block.backward, &block.input_gradient, &block.weight_gradient}) {
-    split_pass(*pass, cp);
-  }
-}
 
 // The pass as it is where all logits are made at once: kernels that do the same to chunks of the tokens become one.
 TracedPass without_chunks(const TracedPass& pass) {
@@ -221,13 +190,6 @@ ModelPrice price_model(const Cluster& cluster, const RunConfig& run, const Model
     price.head.bytes.temporary = cluster.stack.logits_bytes * logits;
   }
   return price;
-}
-
-void split_context(ModelTrace& trace, int cp) {
-  if (cp == 1) return;
-  split_block(trace.embedding, cp);
-  for (TracedBlock& layer : trace.layers) split_block(layer, cp);
-  split_block(trace.head, cp);
 }
 
 }  // namespace cuboid::plan

@@ -63,9 +63,4 @@ double data_seconds(const Cluster& cluster, const GroupPlacement& group, TracedC
 /// contention · hidden.
 double exposed(const Cluster& cluster, double communication, double compute);
 
-/// The trace of a rank that holds T/cp of each sequence as one of a context-parallel group: causal attention is shared
-/// out evenly, so each rank's queries meet cp times the keys of its own part; keys and values are gathered before
-/// attention, and their gradients scattered after it. @pre the trace was made for seq_len T/cp
-void split_context(ModelTrace& trace, int cp);
-
 }  // namespace cuboid::plan

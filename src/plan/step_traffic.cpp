@@ -8,6 +8,8 @@
 #include "cuboid/plan/trace.h"
 #include "cuboid/train/pipeline_plan.h"
 
+#include "data_messages.h"
+
 namespace cuboid {
 namespace {
 
@@ -45,21 +47,23 @@ double bytes_in(const Counts& counts) {
   return sum;
 }
 
-// Gradients and parameters of a rank's share over the data axis, in buckets.
-void add_data_axis(const RunConfig& run, double parameters, Counts& counts) {
-  if (run.grid.degree(Axis::dp) < 2) return;
+// Gradients and parameters of a rank's share over the axes whose ranks hold copies, in buckets.
+void add_copies(const RunConfig& run, const std::vector<Axis>& axes, double parameters, Counts& counts) {
+  if (parameters == 0) return;
   const double elements_a_bucket = static_cast<double>(run.bucket_bytes) / 4;
   const double buckets = std::max(1.0, std::ceil(parameters / elements_a_bucket));
   const double gradient = parameters / buckets * static_cast<double>(size_of(run.reduce_dtype));
   const double weights = parameters / buckets * static_cast<double>(size_of(run.dtype));
   const double micro_batches = run.micro_batches();
-  const auto put = [&](CommOperation operation, double bytes, double times) {
-    counts[{Axis::dp, operation, bytes}] += buckets * times;
+  const auto put = [&](Collective operation, double bytes, double times) {
+    for (const auto& message : plan::messages_over(run.grid, axes, operation, bytes)) {
+      counts[{message.axis, operation_of(message.operation), message.bytes}] += buckets * times;
+    }
   };
-  if (run.zero == 0) return put(CommOperation::all_reduce, gradient, 1);
-  put(CommOperation::reduce_scatter, gradient, run.zero >= 2 ? micro_batches : 1);
+  if (run.zero == 0) return put(Collective::all_reduce, gradient, 1);
+  put(Collective::reduce_scatter, gradient, run.zero >= 2 ? micro_batches : 1);
   // ZeRO 3 gathers parameters for every use, forward and backward.
-  put(CommOperation::all_gather, weights, run.zero == 3 ? 2 * micro_batches : 1);
+  put(Collective::all_gather, weights, run.zero == 3 ? 2 * micro_batches : 1);
 }
 
 }  // namespace
@@ -70,7 +74,8 @@ Traffic step_traffic(const RunConfig& run, const ModelConfig& model) {
   const double micro_batches = run.micro_batches();
   const auto stages = static_cast<int>(layout.stage_layers.size());
   std::vector<Counts> of_rank(static_cast<std::size_t>(layout.schedule.ranks()));
-  std::vector<double> parameters(of_rank.size());
+  std::vector<double> dense(of_rank.size());
+  std::vector<double> experts(of_rank.size());
   const auto rank_of_stage = layout.schedule.rank_of_stage();
   double boundary = 0;
   int layer = 0;
@@ -78,7 +83,8 @@ Traffic step_traffic(const RunConfig& run, const ModelConfig& model) {
     const auto rank = static_cast<std::size_t>(rank_of_stage[static_cast<std::size_t>(s)]);
     const auto take = [&](const TracedBlock& block) {
       add(block, micro_batches, of_rank[rank]);
-      parameters[rank] += static_cast<double>(block.parameters.local);
+      experts[rank] += static_cast<double>(block.parameters.local_expert);
+      dense[rank] += static_cast<double>(block.parameters.local - block.parameters.local_expert);
       if (block.output_bytes > 0) boundary = static_cast<double>(block.output_bytes);
     };
     if (s == 0) take(trace.embedding);
@@ -87,7 +93,10 @@ Traffic step_traffic(const RunConfig& run, const ModelConfig& model) {
     }
     if (s + 1 == stages) take(trace.head);
   }
-  for (std::size_t r = 0; r < of_rank.size(); ++r) add_data_axis(run, parameters[r], of_rank[r]);
+  for (std::size_t r = 0; r < of_rank.size(); ++r) {
+    add_copies(run, plan::kDenseCopies, dense[r], of_rank[r]);
+    add_copies(run, plan::kExpertCopies, experts[r], of_rank[r]);
+  }
   Counts& most = *std::max_element(of_rank.begin(), of_rank.end(),
                                    [](const Counts& a, const Counts& b) { return bytes_in(a) < bytes_in(b); });
   const int pipeline = run.grid.degree(Axis::pp);

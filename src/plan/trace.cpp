@@ -1,7 +1,5 @@
 #include "cuboid/plan/trace.h"
 
-#include <fmt/format.h>
-
 #include "block_probe.h"
 
 namespace cuboid {
@@ -16,8 +14,10 @@ class Tracer {
         })),
         tensor_(communicator(Axis::tp, options.tp_rank, options.tp)),
         experts_(communicator(Axis::ep, 0, options.ep)),
+        context_(communicator(Axis::cp, 0, options.cp)),
         data_(communicator(Axis::dp, 0, 1)),
-        probe_(device_, *tensor_, *experts_, *data_, kinds, options, [this](auto* events) { events_ = events; }) {}
+        probe_(device_, *tensor_, *experts_, *context_, *data_, kinds, options,
+               [this](auto* events) { events_ = events; }) {}
 
   TracedBlock block(std::size_t number) { return probe_.run(number); }
 
@@ -34,6 +34,7 @@ class Tracer {
   Device device_;
   std::unique_ptr<Communicator> tensor_;
   std::unique_ptr<Communicator> experts_;
+  std::unique_ptr<Communicator> context_;
   std::unique_ptr<Communicator> data_;
   BlockProbe probe_;
 };
@@ -41,9 +42,6 @@ class Tracer {
 }  // namespace
 
 ModelTrace trace_model(const ModelConfig& model, const TraceOptions& options) {
-  if (options.cp != 1) {
-    throw Error(ErrorKind::request, fmt::format("--cp {}: no model splits the context yet; use 1", options.cp));
-  }
   const LayerKinds kinds = kinds_of_layers(model);
   Tracer tracer(kinds, options);
   ModelTrace trace;

@@ -60,17 +60,23 @@ void check_experts(const ModelConfig& model, const RunConfig& run, Problems& pro
   no_router("router-z-loss", run.router_z_loss);
 }
 
-void check_axes_of_this_version(const RunConfig& run, Problems& problems) {
-  if (const int cp = run.grid.degree(Axis::cp); cp > 1) {
-    problems.add(fmt::format("--cp {}: this version has no context parallelism; use 1", cp));
-  }
-  if (run.grid.world() > kMostRanksPerProcess) {
-    const int ep = run.grid.degree(Axis::ep);
-    problems.add(fmt::format("the grid has {} ranks (--tp {} x --pp {} x --dp {}{}); one process runs at most {}",
-                             run.grid.world(), run.grid.degree(Axis::tp), run.grid.degree(Axis::pp),
-                             run.grid.degree(Axis::dp), ep > 1 ? fmt::format(" x --ep {}", ep) : "",
-                             kMostRanksPerProcess));
-  }
+void check_context(const ModelConfig& model, const RunConfig& run, Problems& problems) {
+  const int cp = run.grid.degree(Axis::cp);
+  problems.add_if(cp > 1 && !model_of(model).splits_context(),
+                  fmt::format("--cp {}: a {} has layers that do not work on parts of sequences "
+                              "(Model::splits_context); use 1",
+                              cp, model.family));
+}
+
+void check_world(const RunConfig& run, Problems& problems) {
+  if (run.grid.world() <= kMostRanksPerProcess) return;
+  const auto also = [&](Axis axis) {
+    const int degree = run.grid.degree(axis);
+    return degree > 1 ? fmt::format(" x --{} {}", name_of(axis), degree) : "";
+  };
+  problems.add(fmt::format("the grid has {} ranks (--tp {} x --pp {} x --dp {}{}{}); one process runs at most {}",
+                           run.grid.world(), run.grid.degree(Axis::tp), run.grid.degree(Axis::pp),
+                           run.grid.degree(Axis::dp), also(Axis::cp), also(Axis::ep), kMostRanksPerProcess));
 }
 
 bool batch_divides(const RunConfig& run) {
@@ -120,15 +126,30 @@ void check_stages(const ModelConfig& model, const RunConfig& run, int stages, Pr
   }
 }
 
+// What the sequence length must be a multiple of.
+std::int64_t sequence_unit(const RunConfig& run) {
+  const std::int64_t cp = run.grid.degree(Axis::cp);
+  const std::int64_t tp = run.sequence_parallel ? run.grid.degree(Axis::tp) : 1;
+  return cp > 1 ? std::lcm(2 * cp, cp * tp) : tp;
+}
+
 void check_sequence(const RunConfig& run, Problems& problems) {
-  const int tp = run.grid.degree(Axis::tp);
   if (run.seq_len < 1) {
     problems.add(fmt::format("--seq-len {}: must be at least 1", run.seq_len));
-  } else if (run.sequence_parallel && run.seq_len % tp != 0) {
-    const int below = run.seq_len / tp * tp;
-    problems.add(fmt::format("--seq-len {}: --sequence-parallel splits it over {} ranks; use {}{}", run.seq_len, tp,
-                             below > 0 ? fmt::format("{} or ", below) : "", std::int64_t{below} + tp));
+    return;
   }
+  const std::int64_t unit = sequence_unit(run);
+  if (run.seq_len % unit == 0) return;
+  const int cp = run.grid.degree(Axis::cp);
+  std::vector<std::string> cuts;
+  if (cp > 1) cuts.push_back(fmt::format("--cp {} cuts it into {} chunks, two a rank", cp, 2 * cp));
+  if (run.sequence_parallel) {
+    cuts.push_back(fmt::format("--sequence-parallel splits {} over {} ranks", cp > 1 ? "a rank's part" : "it",
+                               run.grid.degree(Axis::tp)));
+  }
+  const std::int64_t below = run.seq_len / unit * unit;
+  problems.add(fmt::format("--seq-len {}: {}; use {}{}", run.seq_len, join(cuts, " and "),
+                           below > 0 ? fmt::format("{} or ", below) : "", below + unit));
 }
 
 void check_positions(const ModelConfig& model, const RunConfig& run, Problems& problems) {
@@ -236,7 +257,7 @@ void check_saving(const RunConfig& run, Problems& problems) {
 }  // namespace
 
 void check_settings(const RunConfig& run, Problems& problems) {
-  check_axes_of_this_version(run, problems);
+  check_world(run, problems);
   check_schedule(run, problems);
   check_sequence(run, problems);
   check_batch(run, problems);
@@ -251,6 +272,7 @@ void check_split(const ModelConfig& model, const RunConfig& run, Problems& probl
   Problems elsewhere;  // the schedule's own faults are reported by check_settings
   check_tensor_degree(model, run, problems);
   check_experts(model, run, problems);
+  check_context(model, run, problems);
   check_stages(model, run, check_schedule(run, elsewhere), problems);
 }
 
@@ -258,9 +280,6 @@ void check_layout(const ModelConfig& model, const RunConfig& run, Problems& prob
   check_split(model, run, problems);
   check_schedule(run, problems);
   check_positions(model, run, problems);
-  const int cp = run.grid.degree(Axis::cp);
-  problems.add_if(run.seq_len % cp != 0,
-                  fmt::format("--seq-len {}: --cp splits it over {} ranks; use a multiple of {}", run.seq_len, cp, cp));
   check_sequence(run, problems);
   check_batch(run, problems);
   check_types(run, problems);

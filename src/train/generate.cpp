@@ -79,7 +79,8 @@ class RankGenerator {
     ModelStage& stage = stage_for(count);
     Tensor tokens = device_.host().zeros({length_, 1}, DType::int32);
     std::copy(sequence.begin(), sequence.end(), tokens.data<std::int32_t>());
-    const std::vector<MicroBatch> batch = {{.tokens = device_.to_device(tokens), .targets = {}, .logits_at = count - 1}};
+    const std::vector<MicroBatch> batch = {
+        {.tokens = device_.to_device(tokens), .targets = {}, .logits_at = count - 1}};
     stage.begin(batch, {}, 0, Tape::Mode::forward_only);
     Communicator& pipeline = groups_.axis(Axis::pp);
     Tensor x;

@@ -46,7 +46,8 @@ Tensor gather_vocabulary(const Device& device, const TensorParallel& tp, std::in
 }
 
 ModelStage::ModelStage(const Device& device, const ModelConfig& config, const TensorParallel& tp, ParameterStore& store,
-                       const StageSpan& span, std::int64_t seq_len, Recompute recompute, const ExpertParallel& experts)
+                       const StageSpan& span, std::int64_t seq_len, Recompute recompute, const ExpertParallel& experts,
+                       const ContextParallel& context)
     : device_(device),
       config_(config),
       model_(model_of(config)),
@@ -56,7 +57,8 @@ ModelStage::ModelStage(const Device& device, const ModelConfig& config, const Te
       reduction_(device, store, span.stage),
       seq_len_(seq_len),
       recompute_(recompute),
-      experts_(experts) {}
+      experts_(experts),
+      context_(context) {}
 
 void ModelStage::begin(const std::vector<MicroBatch>& batch, const StepIdentity& identity, double factor,
                        Tape::Mode mode) {
@@ -79,7 +81,8 @@ Forward ModelStage::forward_on(Tape& tape, int micro_batch) {
       routed_[static_cast<std::size_t>(micro_batch)][layer] = std::move(report);
     };
   }
-  return {tape, config_, tp_, store_, identity_, data.first_sample, seq_len_, rope_, experts_, std::move(on_routed)};
+  return {tape,     config_, tp_,      store_,   identity_,           data.first_sample,
+          seq_len_, rope_,   experts_, context_, std::move(on_routed)};
 }
 
 Tensor ModelStage::forward(int micro_batch, Tensor input) {
@@ -103,7 +106,7 @@ Tensor ModelStage::forward(int micro_batch, Tensor input) {
     x = model_.final_norm(f, x);
     Parameter& output = f["head.weight"];
     if (!data.targets.defined()) {
-      CUBOID_CHECK(!tape.recording() && !tp_.splits_sequence(),
+      CUBOID_CHECK(!tape.recording() && !tp_.splits_sequence() && context_.size() == 1,
                    "logits of one position: of whole sequences, untrained");
       const Var at = Tape::constant(x.value().narrow(data.logits_at, 1));
       logits_ = column_linear(tape, tp_, at, output, nullptr).value();

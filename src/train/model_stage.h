@@ -13,8 +13,8 @@
 namespace cuboid {
 
 struct MicroBatch {
-  Tensor tokens;  ///< (T,B) int32
-  /// (T,B) int32, kernels::kIgnore where left out. Undefined: no loss is computed, only the logits of one position.
+  Tensor tokens;  ///< (T,B) int32; with context parallelism this rank's part (T/cp,B)
+  /// Like tokens, kernels::kIgnore where left out. Undefined: no loss is computed, only the logits of one position.
   Tensor targets;
   std::int64_t first_sample = 0;  ///< global index of b = 0
   std::int64_t logits_at = 0;     ///< without targets: the position
@@ -45,7 +45,8 @@ std::vector<StageBlocks> blocks_of_rank(const PipelineLayout& layout, int pipeli
 class ModelStage final : public Stage {
  public:
   ModelStage(const Device& device, const ModelConfig& config, const TensorParallel& tp, ParameterStore& store,
-             const StageSpan& span, std::int64_t seq_len, Recompute recompute, const ExpertParallel& experts = {});
+             const StageSpan& span, std::int64_t seq_len, Recompute recompute, const ExpertParallel& experts = {},
+             const ContextParallel& context = {});
 
   /// What the coming micro-batches are. `factor`: 1 / unmasked targets of the global batch.
   void begin(const std::vector<MicroBatch>& batch, const StepIdentity& identity, double factor, Tape::Mode mode);
@@ -89,6 +90,7 @@ class ModelStage final : public Stage {
   std::int64_t seq_len_;
   Recompute recompute_;
   ExpertParallel experts_;
+  ContextParallel context_;
   ops::RopeTables rope_;
 
   const std::vector<MicroBatch>* batch_ = nullptr;

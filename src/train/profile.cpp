@@ -36,20 +36,28 @@ ModelConfig with_one_layer(ModelConfig model) {
   return model;
 }
 
+// The ranks that compute a layer together.
+Grid layer_grid(const RunConfig& run) {
+  return Grid({{run.grid.degree(Axis::tp), run.grid.degree(Axis::cp), 1, 1, 1}}, Grid::kDefaultOrder);
+}
+
 class BlockProfile {
  public:
   BlockProfile(RankContext& context, const RunConfig& run, const ModelConfig& model)
       : run_(run),
         world_(*context.world),
+        groups_(layer_grid(run), world_),
         device_(context.device),
         model_(with_one_layer(model)),
-        tp_{&world_, run.sequence_parallel},
+        tp_{&groups_.axis(Axis::tp), run.sequence_parallel},
+        cp_{&groups_.axis(Axis::cp), run.reduce_dtype},
         table_(parameters_of(model_)),
-        store_(device_, table_, blocks(), world_.rank(), world_.size(), {.dtype = run.dtype}) {
+        store_(device_, table_, blocks(), tp_.rank(), tp_.size(), {.dtype = run.dtype}) {
     store_.initialize(run.seed);
     store_.zero_gradients();
     for (const StageSpan& span : kStages) {
-      stages_.push_back(std::make_unique<ModelStage>(device_, model_, tp_, store_, span, run.seq_len, run.recompute));
+      stages_.push_back(std::make_unique<ModelStage>(device_, model_, tp_, store_, span, run.seq_len, run.recompute,
+                                                     ExpertParallel{}, cp_));
     }
     // Two micro-batches a repetition: one for B, one for I and W.
     for (int i = 0; i < 2 * kRepetitions; ++i) batch_.push_back(micro_batch(i));
@@ -78,7 +86,7 @@ class BlockProfile {
   }
 
   MicroBatch micro_batch(int number) const {
-    const Shape shape = {run_.seq_len, run_.micro_batch};
+    const Shape shape = {run_.seq_len / cp_.size(), run_.micro_batch};
     const Device host = device_.host();
     MicroBatch made{host.empty(shape, DType::int32), host.empty(shape, DType::int32),
                     std::int64_t{number} * run_.micro_batch};
@@ -140,9 +148,11 @@ class BlockProfile {
 
   const RunConfig& run_;
   Communicator& world_;
+  Groups groups_;
   Device device_;
   ModelConfig model_;
   TensorParallel tp_;
+  ContextParallel cp_;
   ParameterTable table_;
   ParameterStore store_;
   std::vector<std::unique_ptr<ModelStage>> stages_;
@@ -171,10 +181,10 @@ double measured_transfer(RankContext& context, const RunConfig& run, const Model
   return shortest;
 }
 
-// Costs of the blocks alone, on one tensor-parallel group of threads.
+// Costs of the blocks alone, on the threads that work on the same samples in one stage.
 BlockCosts measured_blocks(const RunConfig& run, const ModelConfig& model) {
   BlockCosts costs;
-  run_ranks(run.grid.degree(Axis::tp),
+  run_ranks(layer_grid(run).world(),
             [&](RankContext& context) {
               const BlockCosts measured = BlockProfile(context, run, model).run();
               if (context.rank == 0) costs = measured;

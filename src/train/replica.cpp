@@ -9,9 +9,9 @@ namespace cuboid {
 
 namespace {
 
-DataGroups data_groups(const Groups& groups) {
+CopyGroups copy_groups(const Groups& groups) {
   Communicator& experts = groups.axis(Axis::ep);
-  return {groups.data(), groups.axis(Axis::dp), experts.rank(), experts.size()};
+  return {groups.copies(), groups.expert_copies(), experts.rank(), experts.size()};
 }
 
 double micro_batches_of_all(const RunConfig& run) {
@@ -34,25 +34,27 @@ Replica::Replica(RankContext& context, const RunConfig& run, const ModelConfig& 
       groups_(run.grid, *context.world),
       channels_(groups_.axis(Axis::pp), layout.training.rank_of_stage()),
       tp_{&groups_.axis(Axis::tp), run.sequence_parallel, run.reduce_dtype},
-      experts_{&groups_.axis(Axis::ep), run.router_aux_loss / micro_batches_of_all(run),
-               run.router_z_loss / micro_batches_of_all(run)} {
+      experts_{&groups_.axis(Axis::ep), &groups_.axis(Axis::cp), run.router_aux_loss / micro_batches_of_all(run),
+               run.router_z_loss / micro_batches_of_all(run)},
+      context_{&groups_.axis(Axis::cp), run.reduce_dtype} {
   const int pipeline_rank = groups_.at()[Axis::pp];
   const std::vector<StageSpan> spans = stage_spans(layout.stage_layers);
   const std::vector<StageBlocks> mine = blocks_of_rank(layout, pipeline_rank);
   const ParameterOptions options{
       .dtype = run.dtype, .reduce_dtype = run.reduce_dtype, .zero = run.zero, .bucket_bytes = run.bucket_bytes};
   store_ =
-      std::make_unique<ParameterStore>(device_, table_, mine, tp_.rank(), tp_.size(), data_groups(groups_), options);
+      std::make_unique<ParameterStore>(device_, table_, mine, tp_.rank(), tp_.size(), copy_groups(groups_), options);
   partial_ = std::make_unique<TensorPartialGradients>(device_, table_, *store_, *tp_.comm, run.sequence_parallel);
   std::map<int, Stage*> stages;
   for (const StageBlocks& blocks : mine) {
     const StageSpan& span = spans[static_cast<std::size_t>(blocks.stage)];
-    stages_.push_back(
-        std::make_unique<ModelStage>(device_, config_, tp_, *store_, span, run.seq_len, run.recompute, experts_));
+    stages_.push_back(std::make_unique<ModelStage>(device_, config_, tp_, *store_, span, run.seq_len, run.recompute,
+                                                   experts_, context_));
     stages[blocks.stage] = stages_.back().get();
   }
-  const std::int64_t positions = tp_.splits_sequence() ? run.seq_len / tp_.size() : run.seq_len;
-  const Shape boundary = {positions, run.micro_batch, config.hidden};  // (T,B,C) or (T/tp,B,C)
+  const std::int64_t part = run.seq_len / context_.size();
+  const std::int64_t positions = tp_.splits_sequence() ? part / tp_.size() : part;
+  const Shape boundary = {positions, run.micro_batch, config.hidden};  // (T,B,C), (T/cp,B,C) or (T/cp/tp,B,C)
   executor_ = std::make_unique<Executor>(layout_.training, pipeline_rank, stages, &channels_, boundary, run.dtype);
   evaluator_ = std::make_unique<Executor>(layout_.evaluation, pipeline_rank, stages, &channels_, boundary, run.dtype);
 }
@@ -60,10 +62,11 @@ Replica::Replica(RankContext& context, const RunConfig& run, const ModelConfig& 
 Replica::~Replica() = default;
 
 Replica::Batch Replica::read_batch(const SampleReader& read, std::int64_t first_sample) {
-  const std::int64_t length = run_.seq_len;
   const std::int64_t rows = run_.micro_batch;
-  std::vector<std::int32_t> inputs(static_cast<std::size_t>(length));
-  std::vector<std::int32_t> targets(static_cast<std::size_t>(length));
+  std::vector<std::int32_t> inputs(static_cast<std::size_t>(run_.seq_len));
+  std::vector<std::int32_t> targets(static_cast<std::size_t>(run_.seq_len));
+  const SequencePart part = context_.part(run_.seq_len);
+  const std::int64_t length = run_.seq_len / context_.size();
   Batch batch;
   // A data-parallel rank takes a contiguous part of the global batch, its micro-batches in ascending order.
   std::int64_t sample = std::int64_t{groups_.data().rank()} * micro_batches() * rows;
@@ -77,11 +80,11 @@ Replica::Batch Replica::read_batch(const SampleReader& read, std::int64_t first_
         std::fill(inputs.begin(), inputs.end(), 0);
         std::fill(targets.begin(), targets.end(), kernels::kIgnore);
       }
+      *count.data<std::int64_t>() += std::ssize(targets) - std::count(targets.begin(), targets.end(), kernels::kIgnore);
       for (std::int64_t t = 0; t < length; ++t) {
-        const auto i = static_cast<std::size_t>(t);
+        const auto i = static_cast<std::size_t>(part.position(t));
         made.tokens.data<std::int32_t>()[t * rows + b] = inputs[i];
         made.targets.data<std::int32_t>()[t * rows + b] = targets[i];
-        *count.data<std::int64_t>() += targets[i] != kernels::kIgnore;
       }
     }
     made.tokens = device_.to_device(made.tokens);
@@ -105,6 +108,7 @@ BatchLoss Replica::collect_loss(std::int64_t tokens) {
       std::copy(losses, losses + run_.micro_batch, sums.data<double>() + first + std::int64_t{m} * run_.micro_batch);
     }
   }
+  all_reduce_in_place(groups_.axis(Axis::cp), sums);  // of the positions that each context rank has
   all_reduce_in_place(groups_.data(), sums);
   all_reduce_in_place(groups_.axis(Axis::pp), sums);
   const auto values = sums.span<double>();
@@ -115,7 +119,7 @@ ExpertLoad Replica::collect_expert_load() {
   if (config_.experts == 0) return {};
   // A slot for each number of each layer and micro-batch of the global batch: owners write, and sums are added in
   // global order. A router's choice is the same on all tensor ranks, but for the parts of the sequence with sequence
-  // parallelism: its losses are partial sums there.
+  // parallelism: its losses are partial sums there, and over the context ranks.
   const std::int64_t all = run_.global_batch / run_.micro_batch;
   const std::int64_t experts = config_.experts;
   const std::int64_t slots = config_.layers * all;
@@ -125,7 +129,7 @@ ExpertLoad Replica::collect_expert_load() {
   for (const auto& stage : stages_) {
     for (int m = 0; m < micro_batches(); ++m) {
       for (const auto& [layer, report] : stage->routed(m)) {
-        if (tp_.rank() == 0) {
+        if (tp_.rank() == 0 && context_.rank() == 0) {
           for (std::int64_t e = 0; e < experts; ++e) {
             tokens.data<std::int64_t>()[layer * experts + e] += report.tokens[static_cast<std::size_t>(e)];
           }
@@ -189,11 +193,13 @@ Tensor Replica::logits(std::int64_t b) const {
   const auto last = std::find_if(stages_.begin(), stages_.end(), [](const auto& s) { return s->last(); });
   if (last == stages_.end()) return {};
   const Tensor all = gather_vocabulary(device_, tp_, config_.vocab, (*last)->logits());  // (T,B,V)
-  const Tensor one = device_.host().empty({run_.seq_len, config_.vocab}, DType::float32);
-  for (std::int64_t t = 0; t < run_.seq_len; ++t) {
+  const Tensor one = device_.host().zeros({run_.seq_len, config_.vocab}, DType::float32);
+  const SequencePart part = context_.part(run_.seq_len);
+  for (std::int64_t t = 0; t < all.dim(0); ++t) {
     const float* row = all.data<float>() + (t * run_.micro_batch + b) * config_.vocab;
-    std::copy(row, row + config_.vocab, one.data<float>() + t * config_.vocab);
+    std::copy(row, row + config_.vocab, one.data<float>() + part.position(t) * config_.vocab);
   }
+  all_reduce_in_place(groups_.axis(Axis::cp), one);
   return one;
 }
 

@@ -249,7 +249,7 @@ class RankTrainer {
   void add_over_owners(const Tensor& sum) {
     all_reduce_in_place(replica_.groups().axis(Axis::tp), sum);
     all_reduce_in_place(replica_.groups().axis(Axis::pp), sum);
-    all_reduce_in_place(replica_.parameters().data(), sum);
+    all_reduce_in_place(replica_.parameters().copies(), sum);
   }
 
   std::string weights_hash() {

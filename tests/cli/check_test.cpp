@@ -202,12 +202,11 @@ TEST(CheckRun, RangesOfNumbers) {
 }
 
 TEST(CheckRun, WhatThisVersionCannotDoIsRefusedNotIgnored) {
-  RunConfig run = run_on({.cp = 2});
+  RunConfig run = run_on({});
   run.dtype = DType::float64;
   run.reduce_dtype = DType::int32;
   EXPECT_THAT(reasons(gpt2(), run),
-              ElementsAre("--cp 2: this version has no context parallelism; use 1",
-                          "--dtype float64: use float32 or bfloat16", "--reduce-dtype int32: use float32 or bfloat16"));
+              ElementsAre("--dtype float64: use float32 or bfloat16", "--reduce-dtype int32: use float32 or bfloat16"));
   run = run_on({});
   run.reduce_dtype = DType::bfloat16;
   EXPECT_THAT(reasons(gpt2(), run), ElementsAre(HasSubstr("--reduce-dtype bfloat16: ")));
@@ -215,6 +214,24 @@ TEST(CheckRun, WhatThisVersionCannotDoIsRefusedNotIgnored) {
   EXPECT_THAT(reasons(gpt2(), run), ElementsAre());
   EXPECT_THAT(reasons(gpt2(), run_on({.tp = 4, .pp = 4, .dp = 65})),
               ElementsAre("the grid has 1040 ranks (--tp 4 x --pp 4 x --dp 65); one process runs at most 1024"));
+}
+
+TEST(CheckRun, SequencesAgainstContextDegree) {
+  RunConfig run = run_on({.tp = 3, .cp = 2});
+  ModelConfig model = gpt2();
+  run.seq_len = 48;
+  EXPECT_THAT(reasons(model, run), ElementsAre());
+  run.seq_len = 50;
+  EXPECT_THAT(reasons(model, run), ElementsAre("--seq-len 50: --cp 2 cuts it into 4 chunks, two a rank; use 48 or 52"));
+  run.sequence_parallel = true;
+  EXPECT_THAT(reasons(model, run),
+              ElementsAre("--seq-len 50: --cp 2 cuts it into 4 chunks, two a rank and --sequence-parallel splits a "
+                          "rank's part over 3 ranks; use 48 or 60"));
+  run.seq_len = 3;
+  EXPECT_THAT(reasons(model, run), ElementsAre(HasSubstr("use 12")));
+  EXPECT_THAT(
+      reasons(model, run_on({.tp = 4, .pp = 4, .dp = 65, .cp = 2})),
+      ElementsAre("the grid has 2080 ranks (--tp 4 x --pp 4 x --dp 65 x --cp 2); one process runs at most 1024"));
 }
 
 TEST(CheckRun, ExpertsAgainstExpertDegree) {

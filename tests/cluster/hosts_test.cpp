@@ -10,6 +10,8 @@
 
 #include "cuboid/core/error.h"
 
+#include "formats/files.h"
+
 namespace cuboid::launch {
 namespace {
 
@@ -98,6 +100,15 @@ TEST(RankFiles, SocketsAndCores) {
               AllOf(HasSubstr("line 3"), HasSubstr("rank 1 is placed twice")));
 }
 
+TEST(RankFiles, GapsAreNamedInAFewWords) {
+  const test::TemporaryFolder folder;
+  const std::string path = folder / "ranks.txt";
+  std::ofstream(path) << "rank 1=n slot=0\nrank 2=n slot=1\nrank 1000000=n slot=2\n";
+  const std::string why = refusal([&] { read_rank_file(path); });
+  EXPECT_THAT(why, AllOf(HasSubstr("rank 0 is not placed"), HasSubstr("ranks 3 to 999999 are not placed")));
+  EXPECT_LT(why.size(), 4 * path.size() + 100);
+}
+
 class Slurm : public testing::Test {
  protected:
   void SetUp() override {
@@ -128,9 +139,16 @@ TEST_F(Slurm, UnevenTasks) {
 
 TEST_F(Slurm, ContradictionsAreNamed) {
   const std::vector<std::pair<std::string, std::string>> wrong = {
-      {"SLURM_NTASKS", "6"},        {"SLURM_JOB_NUM_NODES", "2"}, {"SLURM_STEP_TASKS_PER_NODE", "2(x3)"},
-      {"SLURM_PROCID", "5"},        {"SLURM_LOCALID", "2"},       {"SLURM_NODEID", "3"},
-      {"SLURMD_NODENAME", "dgx08"}, {"SLURM_NODELIST", "dgx08"},  {"SLURM_STEP_TASKS_PER_NODE", "2(x2),one"},
+      {"SLURM_NTASKS", "6"},
+      {"SLURM_JOB_NUM_NODES", "2"},
+      {"SLURM_STEP_TASKS_PER_NODE", "2(x3)"},
+      {"SLURM_PROCID", "5"},
+      {"SLURM_LOCALID", "2"},
+      {"SLURM_NODEID", "3"},
+      {"SLURMD_NODENAME", "dgx08"},
+      {"SLURM_NODELIST", "dgx08"},
+      {"SLURM_STEP_TASKS_PER_NODE", "2(x2),one"},
+      {"SLURM_STEP_TASKS_PER_NODE", "262144(x9000)"},  // 2359296000 tasks: more than an int
   };
   for (const auto& [name, value] : wrong) {
     const auto kept = variables_;

@@ -120,6 +120,9 @@ TEST(Elastic, TheLargestGridForTheSlotsThatAreLeft) {
   run.grid = Grid({{1, 1, 1, 8, 1}}, Grid::kDefaultOrder);
   EXPECT_EQ(degrees(largest_grid(run, model, 1, 7)), "1 1 4 ")
       << "the global batch of 8 divides by 4 and not by 5, 6, 7";
+  run.grid = Grid({{1, 4, 1, 2, 1}}, Grid::kDefaultOrder);
+  EXPECT_EQ(largest_grid(run, model, 1, 7)->degree(Axis::cp), 4);
+  EXPECT_EQ(largest_grid(run, model, 1, 3)->degree(Axis::cp), 2) << "4 ranks are too many, and 3 are no divisor";
   // Two pipeline ranks hold half each; one alone would pass the limit.
   run.grid = Grid({{1, 1, 1, 1, 2}}, Grid::kDefaultOrder);
   run.memory_limit = 3 << 20;

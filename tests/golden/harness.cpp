@@ -50,7 +50,7 @@ void set_weights(const RunConfig& run, const ModelConfig& model, Replica& replic
 void add_over_owners(Replica& replica, const Tensor& sum) {
   all_reduce_in_place(replica.groups().axis(Axis::tp), sum);
   all_reduce_in_place(replica.groups().axis(Axis::pp), sum);
-  all_reduce_in_place(replica.parameters().data(), sum);
+  all_reduce_in_place(replica.parameters().copies(), sum);
 }
 
 // Norms of all Hugging Face tensors of the model; collective.
@@ -90,6 +90,7 @@ std::string name_of(const Layout& layout) {
                                  layout.sequence_parallel ? "_sp" : "", layout.schedule, layout.micro_batch);
   if (!layout.stage_layers.empty()) name += fmt::format("_layers_{}", fmt::join(layout.stage_layers, "_"));
   if (layout.ep > 1) name += fmt::format("_ep{}", layout.ep);
+  if (layout.cp > 1) name += fmt::format("_cp{}", layout.cp);
   if (layout.zero > 0) name += fmt::format("_zero{}", layout.zero);
   if (layout.order != Grid::kDefaultOrder) name += "_order_" + layout.order;
   std::replace_if(
@@ -115,7 +116,7 @@ RunConfig oracle_run(const Layout& layout) {
   RunConfig run;
   run.model = run.weights = oracle_folder(layout.model);
   run.data.paths = {oracle_folder(layout.model) + "/tokens.bin"};
-  run.grid = Grid({{layout.tp, 1, layout.ep, layout.dp, layout.pp}}, layout.order);
+  run.grid = Grid({{layout.tp, layout.cp, layout.ep, layout.dp, layout.pp}}, layout.order);
   run.schedule = layout.schedule;
   run.stage_layers = layout.stage_layers;
   run.sequence_parallel = layout.sequence_parallel;
@@ -266,8 +267,9 @@ std::vector<float> logits_of_first_sequence(const RunConfig& run, const ModelCon
         });
         const Coordinate at = replica.groups().at();
         if (at[Axis::pp] + 1 != run.grid.degree(Axis::pp) || replica.groups().data().rank() != 0) return;
-        const Tensor all = replica.logits(0);  // (T,V); collective over tp
-        if (at[Axis::tp] == 0) logits.assign(all.data<float>(), all.data<float>() + all.elements());
+        const Tensor all = replica.logits(0);  // (T,V); collective over tp and cp
+        if (at[Axis::tp] == 0 && at[Axis::cp] == 0)
+          logits.assign(all.data<float>(), all.data<float>() + all.elements());
       },
       {.deadline = run.deadline, .gpus = gpus_of(run.grid.world())});
   return logits;

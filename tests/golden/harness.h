@@ -15,7 +15,7 @@ namespace cuboid::golden {
 /// Where and how a model is trained. The global batch is 8.
 struct Layout {
   std::string model = "gpt2-tiny";
-  int tp = 1, pp = 1, dp = 1;
+  int tp = 1, pp = 1, dp = 1, cp = 1;
   bool sequence_parallel = false;
   std::string schedule = "1f1b";
   int micro_batch = 2;

@@ -57,6 +57,12 @@ TEST_P(Invariance, OneHashOverRankOrdersAndPipelinesOfASplitModel) {
     const Layout layout{.model = model, .tp = 2, .pp = 2, .dp = 2, .order = order};
     EXPECT_EQ(hash_of(dropout_run(layout)), hash) << name_of(layout);
   }
+  const std::string cut = hash_of(dropout_run({.model = model, .cp = 2}));
+  EXPECT_NE(cut, hash) << "sums over parts of sequences round differently";
+  for (const char* order : {"cp-pp", "pp-cp"}) {
+    const Layout layout{.model = model, .pp = 2, .cp = 2, .schedule = "gpipe", .order = order};
+    EXPECT_EQ(hash_of(dropout_run(layout)), cut) << name_of(layout);
+  }
   const Layout gpipe{.model = model, .tp = 2, .pp = 3, .dp = 2, .schedule = "gpipe", .order = "dp-tp-pp"};
   EXPECT_EQ(hash_of(dropout_run(gpipe)), hash) << name_of(gpipe);
 }
@@ -66,7 +72,8 @@ TEST_P(Invariance, LossesAgreeOverTensorAndDataAxes) {
   const Trace one = trace(dropout_run({.model = model}), oracle_model(model));
   for (const Layout& layout :
        {Layout{.model = model, .tp = 2}, Layout{.model = model, .tp = 2, .sequence_parallel = true},
-        Layout{.model = model, .dp = 2}, Layout{.model = model, .dp = 4},
+        Layout{.model = model, .dp = 2}, Layout{.model = model, .dp = 4}, Layout{.model = model, .cp = 4},
+        Layout{.model = model, .tp = 2, .cp = 2, .sequence_parallel = true},
         Layout{.model = model, .tp = 2, .pp = 2, .dp = 2, .sequence_parallel = true}}) {
     const Trace other = trace(dropout_run(layout), oracle_model(model));
     for (std::size_t s = 0; s < one.losses.size(); ++s) {
@@ -97,7 +104,7 @@ TEST_P(Invariance, SgdMovesEveryWeightAlike) {
         Layout{.model = model, .dp = 2}, Layout{.model = model, .micro_batch = 8},
         Layout{.model = model, .dp = 8, .micro_batch = 1},
         Layout{.model = model, .tp = 2, .pp = 2, .dp = 2, .sequence_parallel = true, .micro_batch = 1},
-        Layout{.model = model, .dp = 2, .zero = 3}}) {
+        Layout{.model = model, .dp = 2, .zero = 3}, Layout{.model = model, .dp = 2, .cp = 2, .zero = 2}}) {
     const Learned other = learn_on(layout, kSteps);
     expect_near_weights(other, one, start, kSteps, name_of(layout));
   }
@@ -115,6 +122,9 @@ TEST_P(Invariance, OneHashOverZeroStages) {
     const Layout layout{.model = model, .pp = 2, .dp = 4, .zero = zero};
     EXPECT_EQ(hash_of(dropout_run(layout, 6)), hash) << name_of(layout);
   }
+  // The ranks of both axes share out the parameters.
+  const std::string cut = hash_of(dropout_run({.model = model, .dp = 4, .cp = 2}, 3));
+  EXPECT_EQ(hash_of(dropout_run({.model = model, .dp = 4, .cp = 2, .zero = 1}, 3)), cut);
 }
 
 TEST(FewMicroBatches, FillAPipelineOfFourStages) {

@@ -81,6 +81,17 @@ std::vector<Layout> training_layouts() {
       {.model = "qwen3-tiny", .micro_batch = 4},
       {.model = "qwen3-tiny", .tp = 4},  // 2 key/value heads: two ranks hold each
       {.model = "qwen3-tiny", .tp = 2, .pp = 2, .dp = 2, .sequence_parallel = true, .zero = 1},
+      {.model = "gpt2-tiny", .cp = 2},
+      {.model = "gpt2-tiny", .cp = 8, .micro_batch = 4},  // chunks of two tokens
+      {.model = "gpt2-tiny", .tp = 2, .pp = 2, .dp = 2, .cp = 2, .sequence_parallel = true, .zero = 1},
+      {.model = "llama-tiny", .tp = 2, .pp = 2, .cp = 2, .schedule = "interleaved-1f1b"},
+      {.model = "llama-tiny", .dp = 2, .cp = 4, .order = "dp-cp-tp-pp", .zero = 3},
+      {.model = "llama-odd", .tp = 2, .pp = 2, .cp = 2, .sequence_parallel = true, .schedule = "zb-h1", .zero = 2},
+      {.model = "mistral-tiny", .pp = 2, .cp = 4},  // windows reach over chunks
+      {.model = "gemma-tiny", .tp = 4, .cp = 2},
+      {.model = "qwen3-tiny", .tp = 2, .cp = 2, .sequence_parallel = true},
+      {.model = "mixtral-tiny", .cp = 2, .zero = 1, .ep = 2},
+      {.model = "mixtral-tiny", .tp = 2, .pp = 2, .cp = 2, .sequence_parallel = true, .ep = 2},
       {.model = "llama-odd"},
       {.model = "llama-odd", .tp = 2, .micro_batch = 4},
       {.model = "llama-odd", .tp = 2, .sequence_parallel = true, .micro_batch = 1},
@@ -190,6 +201,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Layout{.model = "llama-tiny", .tp = 8},
                     Layout{.model = "llama-tiny", .tp = 2, .pp = 3, .sequence_parallel = true, .schedule = "gpipe"},
                     Layout{.model = "mixtral-tiny", .micro_batch = 4},
+                    Layout{.model = "mixtral-tiny", .dp = 2, .cp = 2, .ep = 2},
+                    Layout{.model = "gpt2-tiny", .tp = 2, .dp = 2, .cp = 2, .sequence_parallel = true},
                     Layout{.model = "mixtral-tiny", .tp = 2, .pp = 2, .zero = 1, .ep = 2},
                     Layout{.model = "llama-odd", .pp = 4, .micro_batch = 1},
                     Layout{.model = "llama-odd", .tp = 2, .pp = 2, .dp = 2, .micro_batch = 4}),
@@ -217,6 +230,7 @@ TEST_P(OracleLongSequence, HasItsLossAndGradients) {
 INSTANTIATE_TEST_SUITE_P(
     Grids, OracleLongSequence,
     testing::Values(Layout{.model = "llama-odd", .micro_batch = 1},
+                    Layout{.model = "llama-odd", .tp = 2, .cp = 4, .micro_batch = 1},
                     Layout{.model = "llama-odd", .tp = 2, .pp = 2, .sequence_parallel = true, .micro_batch = 1}),
     [](const auto& layout) { return name_of(layout.param); });
 

@@ -25,10 +25,11 @@ const std::vector<Case> kCases = {{{}, 0},
                                   {{.dp = 4}, 1},
                                   {{.dp = 4}, 2},
                                   {{.dp = 4}, 3},
+                                  {{.pp = 2, .dp = 2, .cp = 2}, 2},
                                   {{.tp = 2, .pp = 2, .dp = 2, .sequence_parallel = true, .micro_batch = 1}, 1}};
 
 const std::vector<Case> kExpertCases = {
-    {{.ep = 2}, 0}, {{.tp = 2}, 0}, {{.ep = 4}, 1}, {{.pp = 2, .dp = 2, .ep = 2}, 3}};
+    {{.ep = 2}, 0}, {{.tp = 2}, 0}, {{.ep = 4}, 1}, {{.cp = 2, .ep = 2}, 1}, {{.pp = 2, .dp = 2, .ep = 2}, 3}};
 
 constexpr int kSaved = 10;
 
@@ -60,7 +61,7 @@ Followed follow(const RunConfig& run, const Checkpoint* from = nullptr) {
 // Only the pipeline degree, schedule and fabric leave every bit as it is.
 bool same_bits(const Case& a, const Case& b) {
   return a.layout.tp == b.layout.tp && a.layout.dp == b.layout.dp && a.layout.ep == b.layout.ep &&
-         a.layout.micro_batch == b.layout.micro_batch && a.zero == b.zero &&
+         a.layout.cp == b.layout.cp && a.layout.micro_batch == b.layout.micro_batch && a.zero == b.zero &&
          a.layout.sequence_parallel == b.layout.sequence_parallel;
 }
 

@@ -47,8 +47,8 @@ Result run(const Heads& s, const Input& in, const Dropout& mask, bool moved = fa
   const Tensor dout = place(tensor<T>({s.T, s.B, s.H * s.D}, in.dout));
   Result r{place(unset<T>(dout.shape())), unset<T>({s.B, s.H, s.T}), unset<T>(q_shape), unset<T>(k_shape),
            unset<T>(k_shape)};
-  attention(device(), q, k, v, mask, r.out, r.log_sum, s.window);
-  attention_gradient(device(), dout, q, k, v, r.out, r.log_sum, mask, r.dq, r.dk, r.dv, s.window);
+  attention(device(), q, k, v, mask, r.out, r.log_sum, {.window = s.window});
+  attention_gradient(device(), dout, q, k, v, r.out, r.log_sum, mask, r.dq, r.dk, r.dv, {.window = s.window});
   return r;
 }
 
@@ -177,7 +177,7 @@ TEST(Attention, KeysOutsideTheWindowAreSkipped) {
     for (std::size_t i = 0; i < 4 * 96; ++i) k[i] = old_key;  // queries from 128 on see keys from 99 on
     const Tensor out = unset<float>({200, 1, 4});
     attention(device(), q, tensor<float>({1, 1, 200, 4}, k), tensor<float>({1, 1, 200, 4}, in.v), kNone, out,
-              unset<float>({1, 1, 200}), s.window);
+              unset<float>({1, 1, 200}), {.window = s.window});
     return out.narrow(128, 72);
   };
   EXPECT_TRUE(same_bits(attend(0), attend(std::nan(""))));
@@ -230,20 +230,160 @@ TEST(Attention, WorkspaceIsCountedAndReturned) {
   EXPECT_GT(peak, 0);
   EXPECT_LT(peak, omp_get_max_threads() * s.T * s.T * 4);  // less than one score matrix a thread
   counted.account().reset_peaks();
-  attention(counted, q, kv, kv, kNone, unset<float>({100, 1, 16}), unset<float>({1, 2, 100}), 10);
+  attention(counted, q, kv, kv, kNone, unset<float>({100, 1, 16}), unset<float>({1, 2, 100}), {.window = 10});
   EXPECT_LT(counted.account().peak(Category::workspace), peak) << "a window needs less";
 }
 
 TEST(Attention, RefusesSizesThatDoNotFit) {
   const auto zeros = [](Shape shape) { return device().zeros(std::move(shape), DType::float32); };
   const auto attend = [&](const Shape& q, const Shape& k, const Dropout& mask = {}, std::int64_t window = 0) {
-    attention(device(), zeros(q), zeros(k), zeros(k), mask, zeros({5, 1, 12}), zeros({1, 3, 5}), window);
+    attention(device(), zeros(q), zeros(k), zeros(k), mask, zeros({5, 1, 12}), zeros({1, 3, 5}), {.window = window});
   };
   EXPECT_NO_THROW(attend({1, 3, 5, 4}, {1, 3, 5, 4}));
   EXPECT_THROW(attend({1, 3, 5, 4}, {1, 2, 5, 4}), std::logic_error);  // 3 heads over 2
-  EXPECT_THROW(attend({1, 3, 5, 4}, {1, 3, 6, 4}), std::logic_error);
-  EXPECT_THROW(attend({1, 3, 5, 4}, {1, 3, 5, 4}, {.p = 0.1, .first_row = 2}), std::logic_error);
+  EXPECT_NO_THROW(attend({1, 3, 5, 4}, {1, 3, 6, 4}));                 // the first five of six
+  EXPECT_THROW(attend({1, 3, 5, 4}, {1, 3, 4, 4}), std::logic_error);  // a query without a key of its own
+  EXPECT_THROW(attend({1, 3, 5, 4}, {1, 3, 5, 4}, {.p = 0.1, .rows = {.first = 2}}), std::logic_error);
   EXPECT_THROW(attend({1, 3, 5, 4}, {1, 3, 5, 4}, {}, -1), std::logic_error);
+}
+
+// ---------------------------------------------------------------- parts of a sequence
+
+// Lengths that two and three ranks can share; chunks shorter and longer than a block of queries; windows that reach
+// into the chunk before, over several, and over none.
+constexpr Heads kSharedHeads[] = {{12, 2, 3, 1, 4}, {24, 1, 4, 2, 5, 7}, {300, 1, 2, 1, 6}, {324, 2, 2, 2, 3, 100}};
+
+// Rows of (outer, T, inner) at the part's positions.
+Array rows_of(const Array& x, std::int64_t outer, std::int64_t length, const SequencePart& part, std::int64_t rows) {
+  const auto inner = std::ssize(x) / (outer * length);
+  Array taken;
+  for (std::int64_t o = 0; o < outer; ++o) {
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const auto from = x.begin() + (o * length + part.position(row)) * inner;
+      taken.insert(taken.end(), from, from + inner);
+    }
+  }
+  return taken;
+}
+
+template <typename T>
+Result run_part(const Heads& s, const Input& in, const Dropout& mask, const SequencePart& part, std::int64_t rows) {
+  const Shape q_shape{s.B, s.H, rows, s.D};
+  const Shape k_shape{s.B, s.K, s.T, s.D};
+  const Tensor q = tensor<T>(q_shape, rows_of(in.q, s.B * s.H, s.T, part, rows));
+  const Tensor k = tensor<T>(k_shape, in.k);
+  const Tensor v = tensor<T>(k_shape, in.v);
+  const Tensor dout = tensor<T>({rows, s.B, s.H * s.D}, rows_of(in.dout, 1, s.T, part, rows));
+  Result r{unset<T>(dout.shape()), unset<T>({s.B, s.H, rows}), unset<T>(q_shape), unset<T>(k_shape), unset<T>(k_shape)};
+  attention(device(), q, k, v, mask, r.out, r.log_sum, {s.window, part});
+  attention_gradient(device(), dout, q, k, v, r.out, r.log_sum, mask, r.dq, r.dk, r.dv, {s.window, part});
+  return r;
+}
+
+Array plus(Array a, const Array& b) {
+  for (std::size_t i = 0; i < a.size(); ++i) a[i] += b[i];
+  return a;
+}
+
+template <typename T>
+void check_parts(const Heads& s, const Dropout& mask, int ranks) {
+  const std::string what = name(s, mask) + " over " + std::to_string(ranks);
+  const Input in = input(s);
+  const Result whole = run<double>(s, in, mask);
+  const Tolerance t = tolerance(s, in, mask, values(whole.out), 2 * kEps<T>);  // of either
+  const std::int64_t rows = s.T / ranks;
+  Array dk(in.k.size());
+  Array dv(in.k.size());
+  for (int rank = 0; rank < ranks; ++rank) {
+    const SequencePart part = context_part(s.T, rank, ranks);
+    const Result r = run_part<T>(s, in, mask, part, rows);
+    const auto of = [&](const Array& x, std::int64_t outer) { return rows_of(x, outer, s.T, part, rows); };
+    expect_within(values(r.out), of(values(whole.out), 1), of(t.out, 1), "out " + what);
+    expect_within(values(r.log_sum), of(values(whole.log_sum), s.B * s.H), of(t.log_sum, s.B * s.H), "sum " + what);
+    expect_within(values(r.dq), of(values(whole.dq), s.B * s.H), of(t.dq, s.B * s.H), "dq " + what);
+    dk = plus(std::move(dk), values(r.dk));
+    dv = plus(std::move(dv), values(r.dv));
+  }
+  expect_within(dk, values(whole.dk), t.dk, "dk " + what);
+  expect_within(dv, values(whole.dv), t.dv, "dv " + what);
+}
+
+TEST(Attention, PartsOfASequenceMakeTheWhole) {
+  for (const Heads& s : kSharedHeads) {
+    for (const Dropout& mask : {kNone, kSome}) {
+      for (const int ranks : {1, 2, 3}) {
+        check_parts<double>(s, mask, ranks);
+        check_parts<float>(s, mask, ranks);
+      }
+    }
+  }
+}
+
+TEST(Attention, ContextRanksHaveEqualWork) {
+  std::vector<double> flops;
+  const Device meta = Device::meta([&](const TracedKernel& kernel) { flops.push_back(kernel.flops); });
+  const auto trace = [&](std::int64_t rows, const Causal& causal) {
+    const Tensor q = meta.empty({2, 6, rows, 8}, DType::float32);
+    const Tensor kv = meta.empty({2, 3, 96, 8}, DType::float32);
+    attention(meta, q, kv, kv, kNone, meta.empty({rows, 2, 48}, DType::float32),
+              meta.empty({2, 6, rows}, DType::float32), causal);
+    return flops.back();
+  };
+  const double whole = trace(96, {});
+  EXPECT_EQ(whole, 4.0 * 8 * 2 * 6 * (96 * 97 / 2));
+  for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(trace(24, {0, context_part(96, rank, 4)}), whole / 4);
+  double windowed = 0;
+  for (int rank = 0; rank < 4; ++rank) windowed += trace(24, {17, context_part(96, rank, 4)});
+  EXPECT_EQ(windowed, trace(96, {.window = 17}));
+}
+
+TEST(Attention, KeyGradientsAsSumsRoundToTheStoredOnes) {
+  const Heads s{36, 1, 4, 2, 8};
+  const Input in = input(s);
+  const auto stored = [&](const Shape& shape, const Array& numbers) { return tensor<BFloat16>(shape, numbers); };
+  const Tensor q = stored({1, 4, 36, 8}, in.q);
+  const Tensor k = stored({1, 2, 36, 8}, in.k);
+  const Tensor v = stored({1, 2, 36, 8}, in.v);
+  const Tensor dout = stored({36, 1, 32}, in.dout);
+  const Tensor out = unset<BFloat16>({36, 1, 32});
+  const Tensor log_sum = unset<float>({1, 4, 36});
+  attention(device(), q, k, v, kSome, out, log_sum);
+  const Tensor dq = unset<BFloat16>(q.shape());
+  const Tensor rounded_k = unset<BFloat16>(k.shape());
+  const Tensor rounded_v = unset<BFloat16>(k.shape());
+  attention_gradient(device(), dout, q, k, v, out, log_sum, kSome, dq, rounded_k, rounded_v);
+  const Tensor sum_k = unset<float>(k.shape());
+  const Tensor sum_v = unset<float>(k.shape());
+  attention_gradient(device(), dout, q, k, v, out, log_sum, kSome, dq, sum_k, sum_v);
+  for (const auto& [sum, rounded] : {std::pair(sum_k, rounded_k), std::pair(sum_v, rounded_v)}) {
+    const Tensor now = unset<BFloat16>(k.shape());
+    convert(device(), sum, now);
+    EXPECT_TRUE(same_bits(now, rounded));
+    const Tensor wide = unset<float>(k.shape());
+    convert(device(), now, wide);
+    EXPECT_FALSE(same_bits(wide, sum)) << "sums have more digits";
+  }
+}
+
+TEST(Sequence, JoinsItsPartsInOrderAndCutsThemAgain) {
+  const std::int64_t length = 12;
+  Array numbers;  // (2,3,T,5): each element tells its place
+  for (int i = 0; i < 2 * 3 * length * 5; ++i) numbers.push_back(i);
+  for (const int ranks : {1, 2, 3}) {
+    Array parts;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const Array part = rows_of(numbers, 6, length, context_part(length, rank, ranks), length / ranks);
+      parts.insert(parts.end(), part.begin(), part.end());
+    }
+    const Tensor cut = tensor<float>({ranks, 2, 3, length / ranks, 5}, parts);
+    const Tensor whole = unset<float>({2, 3, length, 5});
+    join_sequence(device(), cut, whole);
+    EXPECT_EQ(values(whole), numbers);
+    const Tensor again = unset<float>(cut.shape());
+    cut_sequence(device(), whole, again);
+    EXPECT_EQ(values(again), parts);
+  }
+  EXPECT_THROW(join_sequence(device(), unset<float>({2, 2, 3, 6, 5}), unset<float>({2, 3, 10, 5})), std::logic_error);
 }
 
 // ---------------------------------------------------------------- heads

@@ -43,7 +43,7 @@ Tensor reals(const Shape& shape) {
 TEST(BFloat16Kernels, Elementwise) {
   const Shape shape{5, 3, 77};
   const Pair a = pair(1, shape, 2), b = pair(2, shape), bias = pair(3, {77}), gate_up = pair(4, {5, 3, 154}, 2);
-  const Dropout mask{.p = 0.3, .key = 11, .first_sample = 4, .first_row = 2};
+  const Dropout mask{.p = 0.3, .key = 11, .first_sample = 4, .rows = {.first = 2}};
   const auto check = [&](const char* what, const Shape& out, auto kernel) {
     const Pair y = results(out);
     both([&](auto m) { kernel(m, y.*m); });
@@ -105,11 +105,11 @@ TEST(BFloat16Kernels, HeadsAndEmbeddings) {
     split_heads_gradient(device(), q.*m, kk.*m, v.*m, cos, sin, back.*m);
     embedding(device(), tokens, table.*m, 1, rows.*m);
     device().copy(qkv.*m, moved.*m);
-    add_positions(device(), moved.*m, positions.*m, 2);
+    add_positions(device(), moved.*m, positions.*m, {.first = 2});
     dtable[m == &Pair::narrow] = reals({vocabulary, c});
     embedding_gradient(device(), tokens, qkv.*m, 1, dtable[m == &Pair::narrow]);
     dpositions[m == &Pair::narrow] = reals({t + 2, c});
-    add_positions_gradient(device(), qkv.*m, 2, dpositions[m == &Pair::narrow]);
+    add_positions_gradient(device(), qkv.*m, {.first = 2}, dpositions[m == &Pair::narrow]);
   });
   for (const Pair* y : {&q, &kk, &v, &rows, &moved}) expect_rounded(*y, "forward");
   EXPECT_TRUE(same_bits(dtable[0], dtable[1]));

@@ -44,23 +44,24 @@ TEST(Embedding, RowsOfAPartOfTheTable) {
 }
 
 TEST(Embedding, Positions) {
-  const std::int64_t t = 4, b = 3, n = 37, positions = 9, first = 5;
+  const std::int64_t t = 4, b = 3, n = 37, positions = 9;
+  const SequencePart rows{.first = 2, .gap_at = 3, .gap = 3};  // 2, 3, 4 and 8
   const Array x = normals<double>(4, t * b * n);
   const Array table = normals<double>(5, positions * n);
   const Tensor y = tensor<double>({t, b, n}, x);
   const Tensor pt = tensor<double>({positions, n}, table);
-  add_positions(device(), y, pt, first);
+  add_positions(device(), y, pt, rows);
   const Tensor dtable = tensor<double>({positions, n}, table);
-  add_positions_gradient(device(), tensor<double>({t, b, n}, x), first, dtable);
+  add_positions_gradient(device(), tensor<double>({t, b, n}, x), rows, dtable);
   Array expected = table;
   for (std::int64_t i = 0; i < t * b * n; ++i) {
-    const std::size_t row = size((i / (b * n) + first) * n + i % n);
+    const std::size_t row = size(rows.position(i / (b * n)) * n + i % n);
     ASSERT_EQ(y.data<double>()[i], x[size(i)] + table[row]);
     expected[row] += x[size(i)];
   }
   EXPECT_EQ(values(dtable), expected);
-  EXPECT_THROW(add_positions(device(), y, pt, 6), std::logic_error);
-  EXPECT_THROW(add_positions_gradient(device(), y, -1, pt), std::logic_error);
+  EXPECT_THROW(add_positions(device(), y, pt, {.first = 6}), std::logic_error);
+  EXPECT_THROW(add_positions_gradient(device(), y, {.first = -1}, pt), std::logic_error);
 }
 
 // ---------------------------------------------------------------- cross-entropy

@@ -391,8 +391,8 @@ TEST(Dropout, IsTheDocumentedFunctionOfPosition) {
   const std::int64_t far = (std::int64_t{5} << 32) + 7;  // a sample whose upper half is used
   for (const std::int64_t columns : {1, 3, 4, 63, 64, 70, 131}) {
     check_dropout_rows<float>({5, 3, columns},
-                              {.p = 0.1, .key = 0x123456789abcdefULL, .first_sample = far, .first_row = 11});
-    check_dropout_rows<double>({2, 1, columns}, {.p = 0.75, .key = 99, .first_sample = 3, .first_row = 1});
+                              {.p = 0.1, .key = 0x123456789abcdefULL, .first_sample = far, .rows = {.first = 11}});
+    check_dropout_rows<double>({2, 1, columns}, {.p = 0.75, .key = 99, .first_sample = 3, .rows = {.first = 1}});
   }
   check_dropout_rows<float>({3, 2, 65}, {.p = 1e-12, .key = 1});      // one word of 2³² drops
   check_dropout_rows<float>({3, 2, 65}, {.p = 1 - 1e-12, .key = 1});  // all but none
@@ -411,11 +411,11 @@ TEST(Dropout, ZeroProbabilityIsTheIdentity) {
 TEST(Dropout, SlicesDrawWhatTheWholeDraws) {
   const Shape shape{6, 4, 37};
   const Tensor x = tensor<float>(shape, Array(size(shape.elements()), 1.0));
-  const Dropout mask{.p = 0.4, .key = 8, .first_sample = 20, .first_row = 0};
+  const Dropout mask{.p = 0.4, .key = 8, .first_sample = 20, .rows = {.first = 0}};
   const Tensor whole = unset<float>(shape);
   dropout(device(), x, mask, whole);
   Dropout half = mask;
-  half.first_row = 3;
+  half.rows = {.first = 3};
   const Tensor second = unset<float>({3, 4, 37});
   dropout(device(), x.narrow(3, 3), half, second);
   EXPECT_TRUE(same_bits(second, whole.narrow(3, 3)));

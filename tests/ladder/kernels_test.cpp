@@ -54,7 +54,7 @@ TEST_P(OfType, Elementwise) {
   for (const std::int64_t n : {31, 40}) {  // rows that are accessed element by element, and 16 bytes at a time
     const Shape shape = {7, 3, n};
     const Shape wide = {7, 3, 2 * n};
-    const Dropout mask{.p = 0.3, .key = 99, .first_sample = 5, .first_row = 11};
+    const Dropout mask{.p = 0.3, .key = 99, .first_sample = 5, .rows = {.first = 11}};
     expect_same_on_both("elementwise", 4, [&](const Place& p) {
       const Tensor x = p.normals("x", shape, type(), 3);
       const Tensor dy = p.normals("dy", shape, type());
@@ -139,18 +139,55 @@ TEST_P(OfType, Attention) {
       split_heads(p.device, qkv, cos, sin, q, k, v);
       const Tensor out = p.empty({T, B, H * D}, type());
       const Tensor log_sum = p.empty({B, H, T});
-      attention(p.device, q, k, v, mask, out, log_sum, window);
+      attention(p.device, q, k, v, mask, out, log_sum, {.window = window});
       const Tensor dout = p.normals("dout", {T, B, H * D}, type());
       const Tensor dq = p.empty(q.shape(), type());
       const Tensor dk = p.empty(k.shape(), type());
       const Tensor dv = p.empty(v.shape(), type());
-      attention_gradient(p.device, dout, q, k, v, out, log_sum, mask, dq, dk, dv, window);
+      attention_gradient(p.device, dout, q, k, v, out, log_sum, mask, dq, dk, dv, {.window = window});
       const Tensor dqkv = p.empty(qkv.shape(), type());
       split_heads_gradient(p.device, dq, dk, dv, cos, sin, dqkv);
       const Tensor plain = p.empty(q.shape(), type());
       split_heads(p.device, qkv, {}, {}, plain, k, v);
       return std::vector<Tensor>{q, out, log_sum, dq, dk, dv, dqkv, plain, k, v};
     });
+  }
+}
+
+TEST_P(OfType, AttentionOfAPartOfTheSequence) {
+  const std::int64_t B = 2;
+  const std::int64_t H = 6;
+  const std::int64_t K = 3;
+  const std::int64_t T = 156;
+  const std::int64_t D = 10;
+  const int ranks = 2;
+  const std::int64_t N = T / ranks;
+  for (const std::int64_t window : {0, 45}) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      const Dropout mask{.p = 0.2, .key = 7, .first_sample = 3, .first_head = 6};
+      const Causal causal{window, context_part(T, rank, ranks)};
+      expect_same_on_both("attention of a part", 64, [&](const Place& p) {
+        const Tensor q = p.normals("q", {B, H, N, D}, type());
+        const Tensor parts = p.normals("parts", {ranks, 2 * B, K, N, D}, type());
+        const Tensor kv = p.empty({2 * B, K, T, D}, type());
+        join_sequence(p.device, parts, kv);
+        const Tensor k = kv.narrow(0, B);
+        const Tensor v = kv.narrow(B, B);
+        const Tensor out = p.empty({N, B, H * D}, type());
+        const Tensor log_sum = p.empty({B, H, N});
+        attention(p.device, q, k, v, mask, out, log_sum, causal);
+        const Tensor dout = p.normals("dout", out.shape(), type());
+        const Tensor dq = p.empty(q.shape(), type());
+        const Tensor sums = p.empty(kv.shape());  // float32: partial sums
+        attention_gradient(p.device, dout, q, k, v, out, log_sum, mask, dq, sums.narrow(0, B), sums.narrow(B, B),
+                           causal);
+        const Tensor cut = p.empty(parts.shape());
+        cut_sequence(p.device, sums, cut);
+        const Tensor rounded = p.empty(parts.shape(), type());  // as exact as what the sums are made of
+        convert(p.device, cut, rounded);
+        return std::vector<Tensor>{kv, out, log_sum, dq, rounded};
+      });
+    }
   }
 }
 
@@ -182,16 +219,17 @@ TEST_P(OfType, EmbeddingsAndCrossEntropy) {
   const std::int64_t B = 5;
   const std::int64_t V = 83;
   for (const std::int64_t C : {35, 48}) {
+    const SequencePart rows{.first = 1, .gap_at = 4, .gap = 3};
     expect_same_on_both("embeddings", 16, [&](const Place& p) {
       const Tensor tokens = p.ids("tokens", {T, B}, 2 * V);  // half of them are held elsewhere
       const Tensor y = p.empty({T, B, C}, type());
       embedding(p.device, tokens, p.normals("table", {V, C}, type()), 40, y);
-      add_positions(p.device, y, p.normals("positions", {T + 4, C}, type()), 3);
+      add_positions(p.device, y, p.normals("positions", {T + 4, C}, type()), rows);
       const Tensor dy = p.normals("dy", {T, B, C}, type());
       const Tensor dtable = p.normals("dtable", {V, C});
       const Tensor dpositions = p.normals("dpositions", {T + 4, C});
       embedding_gradient(p.device, tokens, dy, 40, dtable);
-      add_positions_gradient(p.device, dy, 3, dpositions);
+      add_positions_gradient(p.device, dy, rows, dpositions);
       return std::vector<Tensor>{y, dtable, dpositions};
     });
   }

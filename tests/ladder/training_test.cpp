@@ -24,6 +24,8 @@ std::vector<Layout> layouts() {
       {.model = "gpt2-tiny", .pp = 2, .schedule = "zb-h1"},
       {.model = "gpt2-tiny", .dp = 2, .micro_batch = 4, .zero = 1},
       {.model = "gpt2-tiny", .tp = 2, .pp = 2, .dp = 2, .sequence_parallel = true, .zero = 2},
+      {.model = "gpt2-tiny", .pp = 2, .cp = 2},
+      {.model = "llama-odd", .tp = 2, .cp = 2, .sequence_parallel = true, .zero = 1},
       {.model = "llama-odd", .micro_batch = 8},
       {.model = "llama-odd", .tp = 2, .micro_batch = 4},
       {.model = "llama-odd", .pp = 2, .schedule = "1f1b"},
@@ -71,7 +73,7 @@ TEST_P(OnGpus, SharedByAllRanks) {
 }
 
 TEST_P(OnGpus, OneARank) {
-  const int ranks = GetParam().tp * GetParam().pp * GetParam().dp * GetParam().ep;
+  const int ranks = GetParam().tp * GetParam().pp * GetParam().dp * GetParam().ep * GetParam().cp;
   if (static_cast<int>(find_gpus().gpus.size()) < ranks) GTEST_SKIP() << "needs " << ranks << " GPUs";
   if (ranks == 1) GTEST_SKIP() << "one rank shares its GPU with nobody";
   g_gpus = Gpus::own;
@@ -208,6 +210,8 @@ std::vector<Layout> all_layouts() {
     all.push_back({.model = model, .micro_batch = 4});
     all.push_back({.model = model, .tp = 2, .micro_batch = 4});
     if (experts) all.push_back({.model = model, .micro_batch = 4, .ep = 2});
+    all.push_back({.model = model, .cp = 4, .micro_batch = 4});
+    all.push_back({.model = model, .tp = 2, .pp = 2, .cp = 2, .sequence_parallel = true, .zero = 3});
     for (const char* schedule : {"1f1b", "zb-h1"}) all.push_back({.model = model, .pp = 2, .schedule = schedule});
     for (const int zero : {0, 1, 2, 3}) {
       all.push_back({.model = model, .dp = 2, .zero = zero});
@@ -230,7 +234,7 @@ std::vector<Layout> all_layouts() {
 class AllOnGpus : public OnGpus {};
 
 TEST_P(AllOnGpus, FollowTheReference) {
-  const int ranks = GetParam().tp * GetParam().pp * GetParam().dp * GetParam().ep;
+  const int ranks = GetParam().tp * GetParam().pp * GetParam().dp * GetParam().ep * GetParam().cp;
   const bool enough = static_cast<int>(find_gpus().gpus.size()) >= ranks;
   for (const Gpus gpus : {Gpus::shared, Gpus::own}) {
     if (gpus == Gpus::own && (ranks == 1 || !enough)) continue;

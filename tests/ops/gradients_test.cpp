@@ -167,7 +167,7 @@ Tensor tokens(Tape& tape) {
   return test::tokens_of(tape.device(), {kT, kB}, {5, 3, 14, 9, 13, 5, 2, 9, 15, 8});
 }
 
-const kernels::Dropout kMask{.p = 0.4, .key = 77, .first_sample = 6, .first_row = 1};
+const kernels::Dropout kMask{.p = 0.4, .key = 77, .first_sample = 6, .rows = {.first = 1}};
 
 std::vector<OpCase> attention_cases() {
   std::vector<OpCase> cases;
@@ -181,7 +181,7 @@ std::vector<OpCase> attention_cases() {
                        {},
                        [=](Tape& t, const auto& x, auto&) {
                          ops::RopeTables rope;
-                         if (rotary) rope = ops::rope_tables(t.device(), {1.0, 0.3}, 2, kT, DType::float64);
+                         if (rotary) rope = ops::rope_tables(t.device(), {1.0, 0.3}, {.first = 2}, kT, DType::float64);
                          kernels::Dropout mask;
                          if (drops) mask = {.p = 0.4, .key = 77, .first_sample = 6, .first_head = 2};
                          return ops::attention(t, x[0], heads, rope.cos, rope.sin, mask);
@@ -255,7 +255,7 @@ std::vector<OpCase> op_cases() {
       {"add_positions",
        {{kT, kB, kC}},
        {{kT + 4, kC}},
-       [](Tape& t, const auto& x, auto& p) { return ops::add_positions(t, x[0], p[0], 3); }},
+       [](Tape& t, const auto& x, auto& p) { return ops::add_positions(t, x[0], p[0], {.first = 3}); }},
       // Uses of one thing in several places: their gradients add up.
       {"value_used_twice",
        {{kT, kB, kC}},

@@ -137,7 +137,7 @@ Results reference(const Experts& c) {
   const Device device;
   const auto self = make_self_communicator(device);
   const TensorParallel tp{self.get()};
-  const ExpertParallel ep{nullptr, c.aux_factor, c.z_factor};
+  const ExpertParallel ep{nullptr, nullptr, c.aux_factor, c.z_factor};
   const ParameterTable table = table_of(c);
   ParameterStore store(device, table, {{0, 0, 1}}, 0, 1, {.dtype = DType::float64});
   fill(c, store);
@@ -175,8 +175,8 @@ TEST_P(ExpertLayers, EqualOneRank) {
     const Device& device = context.device;
     const Groups groups(Grid({{c.tp, 1, c.ep, 1, 1}}, Grid::kDefaultOrder), *context.world);
     const TensorParallel tp{&groups.axis(Axis::tp), c.sequence_parallel};
-    const ExpertParallel ep{&groups.axis(Axis::ep), c.aux_factor, c.z_factor};
-    const DataGroups data(groups.data(), groups.axis(Axis::dp), ep.rank(), ep.size());
+    const ExpertParallel ep{&groups.axis(Axis::ep), nullptr, c.aux_factor, c.z_factor};
+    const CopyGroups data(groups.data(), groups.axis(Axis::dp), ep.rank(), ep.size());
     ParameterStore store(device, table, {{0, 0, 1}}, tp.rank(), tp.size(), data, {.dtype = DType::float64});
     TensorPartialGradients partial(device, table, store, *tp.comm, c.sequence_parallel);
     GradientReduction reduction(device, store, 0);
@@ -236,7 +236,7 @@ TEST(ExpertLayer, GradientsAreDerivatives) {
   const Device device;
   const auto self = make_self_communicator(device);
   const TensorParallel tp{self.get()};
-  const ExpertParallel ep{nullptr, c.aux_factor, c.z_factor};
+  const ExpertParallel ep{nullptr, nullptr, c.aux_factor, c.z_factor};
   const ParameterTable table = table_of(c);
   ParameterStore store(device, table, {{0, 0, 1}}, 0, 1, {.dtype = DType::float64});
   fill(c, store);
@@ -292,15 +292,22 @@ TEST(ExpertLayer, AuxiliaryLossesAreOneWhenBalancedAndLargeWhenNot) {
   EXPECT_DOUBLE_EQ(report.z_loss(), 2.5);
 }
 
-// Experts' parameters are reduced over dp and everything else over dp and ep; ZeRO cuts them over the same ranks.
-TEST(ExpertStore, BucketsLieWithTheirCopies) {
+// Experts' parameters are reduced over dp and cp and everything else over dp, ep and cp; ZeRO cuts them over the same
+// ranks.
+class ExpertStore : public testing::TestWithParam<int> {};
+
+TEST_P(ExpertStore, BucketsLieWithTheirCopies) {
   const Experts c{.experts = 4};
   const ParameterTable table = table_of(c);
+  const int cp = GetParam();
   run_ranks(8, [&](RankContext& context) {
-    const Groups groups(Grid({{1, 1, 2, 4, 1}}, Grid::kDefaultOrder), *context.world);
-    EXPECT_EQ(groups.data().size(), 8);
-    EXPECT_EQ(groups.data().rank(), 2 * groups.at()[Axis::dp] + groups.at()[Axis::ep]);
-    const DataGroups data(groups.data(), groups.axis(Axis::dp), groups.at()[Axis::ep], 2);
+    const Groups groups(Grid({{1, cp, 2, 4 / cp, 1}}, Grid::kDefaultOrder), *context.world);
+    const int sample_rank = 2 * groups.at()[Axis::dp] + groups.at()[Axis::ep];
+    EXPECT_EQ(groups.data().size(), 8 / cp);
+    EXPECT_EQ(groups.data().rank(), sample_rank);
+    EXPECT_EQ(groups.copies().rank(), cp * sample_rank + groups.at()[Axis::cp]);
+    EXPECT_EQ(groups.expert_copies().rank(), cp * groups.at()[Axis::dp] + groups.at()[Axis::cp]);
+    const CopyGroups data(groups.copies(), groups.expert_copies(), groups.at()[Axis::ep], 2);
     for (const int zero : {0, 1}) {
       ParameterStore store(context.device, table, {{0, 0, 1}}, 0, 1, data, {.zero = zero});
       std::int64_t counted = 0;
@@ -316,11 +323,13 @@ TEST(ExpertStore, BucketsLieWithTheirCopies) {
       }
       const Tensor all = context.device.zeros({1}, DType::int64);
       *all.data<std::int64_t>() = counted;
-      all_reduce_in_place(store.data(), all);
+      all_reduce_in_place(store.copies(), all);
       EXPECT_EQ(*all.data<std::int64_t>(), table.total()) << "each element is counted once, ZeRO " << zero;
     }
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(ContextDegrees, ExpertStore, testing::Values(1, 2, 4));
 
 }  // namespace
 }  // namespace cuboid

@@ -178,7 +178,7 @@ LayerCase attention_case(const std::string& name, std::int64_t heads, std::int64
       .apply = [=](Tape& tape, const TensorParallel& tp, const ParameterStore& store, const Var& x) {
         const Var qkv = column_linear(tape, tp, x, *store.find("qkv.weight"), store.find("qkv.bias"));
         const ops::RopeTables rope =
-            ops::rope_tables(tape.device(), {1.0, 0.2}, 0, kT, store.all().front()->value.dtype());
+            ops::rope_tables(tape.device(), {1.0, 0.2}, {}, kT, store.all().front()->value.dtype());
         const std::int64_t local = heads / tp.size();
         const kernels::Dropout mask{.p = 0.3, .key = 5, .first_sample = 3, .first_head = tp.rank() * local};
         const ops::AttentionShape shape{local, std::max<std::int64_t>(1, kv_heads / tp.size()), kHeadDim};

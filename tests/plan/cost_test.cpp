@@ -81,7 +81,7 @@ TEST(AttentionCost, FlashComputesTheCausalShareAndScoresTheWholeSquare) {
   kernel.dtype = DType::bfloat16;
   kernel.batch = 2;
   kernel.heads = 5;
-  kernel.seq_len = 1000;
+  kernel.queries = kernel.seq_len = 1000;
   kernel.head_dim = 80;
   kernel.flops = 2 * 5 * 1000.0 * 1001 / 2 * 4 * 80;
   cluster.stack.attention_efficiency = 0.25;

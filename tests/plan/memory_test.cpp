@@ -20,6 +20,7 @@ struct Case {
   Recompute recompute = Recompute::none;
   DType dtype = DType::float32;
   DType reduce_dtype = DType::float32;
+  int cp = 1;
 };
 
 RunConfig run_of(const Case& c) {
@@ -27,7 +28,7 @@ RunConfig run_of(const Case& c) {
   RunConfig run;
   run.model = oracle + c.model;
   run.data.paths = {oracle + c.model + "/tokens.bin"};
-  run.grid = Grid({{c.tp, 1, 1, c.dp, c.pp}}, Grid::kDefaultOrder);
+  run.grid = Grid({{c.tp, c.cp, 1, c.dp, c.pp}}, Grid::kDefaultOrder);
   run.schedule = c.schedule;
   run.zero = c.zero;
   run.sequence_parallel = c.sequence_parallel;
@@ -59,6 +60,8 @@ TEST(PredictedMemory, IsThatOfTraining) {
       {"llama-odd", 2, 1, 2, "1f1b", 3, false, Recompute::full},
       {"llama-odd", 1, 1, 2, "1f1b", 1, false, Recompute::none, DType::bfloat16, DType::bfloat16},
       {"llama-odd", 1, 2, 1, "zb-v"},
+      {"gpt2-tiny", 2, 1, 1, "1f1b", 1, true, Recompute::none, DType::bfloat16, DType::float32, 2},
+      {"llama-odd", 1, 2, 2, "1f1b", 3, false, Recompute::none, DType::float32, DType::float32, 2},
   };
   for (const Case& c : cases) {
     const RunConfig run = run_of(c);
@@ -82,8 +85,8 @@ TEST(PredictedMemory, IsThatOfTraining) {
         const auto expected = static_cast<double>(predicted[rank][category]);
         const auto found = static_cast<double>(measured[rank][category]);
         EXPECT_NEAR(found, expected, 0.02 * expected + timed * boundary)
-            << c.model << " tp " << c.tp << " pp " << c.pp << " dp " << c.dp << " zero " << c.zero << " " << c.schedule
-            << " rank " << rank << " " << name_of(category);
+            << c.model << " tp " << c.tp << " pp " << c.pp << " dp " << c.dp << " cp " << c.cp << " zero " << c.zero
+            << " " << c.schedule << " rank " << rank << " " << name_of(category);
       }
     }
   }

@@ -8,6 +8,7 @@
 #include "cuboid/comm/ranks.h"
 #include "cuboid/formats/hf_config.h"
 #include "cuboid/models/registry.h"
+#include "cuboid/parallel/groups.h"
 
 #include "src/plan/block_probe.h"
 #include "tensors.h"
@@ -56,12 +57,15 @@ std::vector<TracedBlock> blocks_of(const ModelTrace& trace) {
   return blocks;
 }
 
-// The blocks of every tensor rank, run on the CPU.
+// The blocks of every rank that works on the same samples, tensor ranks of a context rank together, run on the CPU.
 std::vector<std::vector<TracedBlock>> run_on_cpu(const ModelConfig& model, const TraceOptions& options) {
-  std::vector<std::vector<TracedBlock>> ranks(static_cast<std::size_t>(options.tp));
-  run_ranks(options.tp, [&](RankContext& context) {
+  const Grid grid({{options.tp, options.cp, 1, 1, 1}}, Grid::kDefaultOrder);
+  std::vector<std::vector<TracedBlock>> ranks(static_cast<std::size_t>(grid.world()));
+  run_ranks(grid.world(), [&](RankContext& context) {
+    const Groups groups(grid, *context.world);
     const auto alone = make_self_communicator(context.device, "ep, dp");
-    BlockProbe probe(context.device, *context.world, *alone, *alone, kinds_of_layers(model), options);
+    BlockProbe probe(context.device, groups.axis(Axis::tp), *alone, groups.axis(Axis::cp), *alone,
+                     kinds_of_layers(model), options);
     for (std::size_t i = 0; i < probe.blocks(); ++i) {
       ranks[static_cast<std::size_t>(context.rank)].push_back(probe.run(i));
     }
@@ -80,6 +84,41 @@ void expect_equal(const TracedPass& traced, const TracedPass& ran, const std::st
   EXPECT_EQ(traced.peak_total, ran.peak_total) << what;
 }
 
+// On every rank.
+void expect_traced_bytes(const ModelConfig& model, TraceOptions options) {
+  const auto ranks = run_on_cpu(model, options);
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    options.tp_rank = static_cast<int>(rank) % options.tp;
+    const auto traced = blocks_of(trace_model(model, options));
+    const auto& ran = ranks[rank];
+    ASSERT_EQ(traced.size(), ran.size());
+    for (std::size_t i = 0; i < ran.size(); ++i) {
+      const std::string what = model.family + " tp " + std::to_string(options.tp) + " cp " +
+                               std::to_string(options.cp) + " rank " + std::to_string(rank) +
+                               (options.sequence_parallel ? " sp" : "") + " recompute " +
+                               std::to_string(static_cast<int>(options.recompute)) + " " + name_of(options.dtype) +
+                               " block " + std::to_string(i);
+      expect_equal(traced[i].kept, ran[i].kept, what + " kept");
+      expect_equal(traced[i].kept_after_input_gradient, ran[i].kept_after_input_gradient, what + " kept by I");
+      expect_equal(traced[i].resident, ran[i].resident, what + " resident");
+      expect_equal(traced[i].forward, ran[i].forward, what + " F");
+      expect_equal(traced[i].backward, ran[i].backward, what + " B");
+      expect_equal(traced[i].input_gradient, ran[i].input_gradient, what + " I");
+      expect_equal(traced[i].weight_gradient, ran[i].weight_gradient, what + " W");
+    }
+  }
+}
+
+TEST(TracedBytes, OfContextRanksAreThoseTheCpuAllocates) {
+  for (const char* family : {"gpt2", "mistral", "mixtral"}) {
+    for (const Recompute recompute : {Recompute::none, Recompute::full}) {
+      TraceOptions options = options_of(2, recompute == Recompute::none, recompute, DType::bfloat16);
+      options.cp = recompute == Recompute::none ? 2 : 4;
+      expect_traced_bytes(small_model(family), options);
+    }
+  }
+}
+
 TEST(TracedBytes, AreThoseTheCpuAllocates) {
   for (const std::string& family : model_families()) {
     const ModelConfig model = small_model(family);
@@ -92,27 +131,7 @@ TEST(TracedBytes, AreThoseTheCpuAllocates) {
             if (tp != 2 && (dtype == DType::bfloat16) != (tp == 4)) continue;
             TraceOptions options = options_of(tp, sequence_parallel, recompute, dtype);
             options.dropout = tp == 2 ? 0.25 : 0;
-            const auto ranks = run_on_cpu(model, options);
-            for (int rank = 0; rank < tp; ++rank) {
-              options.tp_rank = rank;
-              const auto traced = blocks_of(trace_model(model, options));
-              const auto& ran = ranks[static_cast<std::size_t>(rank)];
-              ASSERT_EQ(traced.size(), ran.size());
-              for (std::size_t i = 0; i < ran.size(); ++i) {
-                const std::string what = family + " tp " + std::to_string(tp) + " rank " + std::to_string(rank) +
-                                         (sequence_parallel ? " sp" : "") + " recompute " +
-                                         std::to_string(static_cast<int>(recompute)) + " " + name_of(dtype) +
-                                         " block " + std::to_string(i);
-                expect_equal(traced[i].kept, ran[i].kept, what + " kept");
-                expect_equal(traced[i].kept_after_input_gradient, ran[i].kept_after_input_gradient,
-                             what + " kept by I");
-                expect_equal(traced[i].resident, ran[i].resident, what + " resident");
-                expect_equal(traced[i].forward, ran[i].forward, what + " F");
-                expect_equal(traced[i].backward, ran[i].backward, what + " B");
-                expect_equal(traced[i].input_gradient, ran[i].input_gradient, what + " I");
-                expect_equal(traced[i].weight_gradient, ran[i].weight_gradient, what + " W");
-              }
-            }
+            expect_traced_bytes(model, options);
           }
         }
       }
@@ -285,7 +304,7 @@ TEST(LayerKinds, AreAlikeWhereTheFamilySaysSo) {
       const Device device = Device::meta();
       const auto tensor = make_meta_communicator(device, 0, 2, "tp", {});
       const auto other = make_meta_communicator(device, 0, 1, "ep, dp", {});
-      BlockProbe probe(device, *tensor, *other, *other, {{{i}}, model}, options);
+      BlockProbe probe(device, *tensor, *other, *other, *other, {{{i}}, model}, options);
       const TracedBlock alone = probe.run(1);
       const TracedBlock& kind = trace.layers[static_cast<std::size_t>(trace.kind_of_layer(i))];
       EXPECT_EQ(alone.kept, kind.kept) << family << " layer " << i;
@@ -343,10 +362,34 @@ TEST(MetaDevice, HasNoData) {
   EXPECT_THROW(make_meta_communicator(Device(), 0, 2, "tp", {}), std::logic_error);
 }
 
-TEST(Trace, RefusesAxesNoModelSplits) {
-  TraceOptions options = options_of(1, false, Recompute::none, DType::float32);
-  options.cp = 2;
-  EXPECT_THROW(trace_model(small_model("llama"), options), Error);
+// A context rank computes its share of everything, attention too; keys and values travel in forward and again in
+// backward, whose gradients come back as float32 sums.
+TEST(Trace, ContextRanksShareOutTheWorkAndExchangeKeysAndValues) {
+  const ModelConfig model = small_model("llama");
+  TraceOptions options = options_of(1, false, Recompute::none, DType::bfloat16);
+  const ModelTrace whole = trace_model(model, options);
+  options.cp = 4;
+  const ModelTrace part = trace_model(model, options);
+  const TracedBlock& layer = part.layers.front();
+  EXPECT_DOUBLE_EQ(flops(layer.forward), flops(whole.layers.front().forward) / 4);
+  EXPECT_DOUBLE_EQ(flops(layer.backward), flops(whole.layers.front().backward) / 4);
+  EXPECT_EQ(layer.output_bytes, whole.layers.front().output_bytes / 4);
+  const double keys_and_values = 2.0 * static_cast<double>(options.micro_batch * options.seq_len) *
+                                 static_cast<double>(model.kv_heads * model.head_dim);
+  const auto messages = [](const TracedPass& pass) {
+    std::vector<std::pair<Collective, double>> all;
+    for (const TracedEvent& event : pass.events) {
+      if (const auto* message = std::get_if<TracedCommunication>(&event); message && message->axis == Axis::cp) {
+        all.emplace_back(message->operation, message->bytes);
+      }
+    }
+    return all;
+  };
+  using Messages = std::vector<std::pair<Collective, double>>;
+  EXPECT_EQ(messages(layer.forward), (Messages{{Collective::all_gather, 2 * keys_and_values}}));
+  EXPECT_EQ(messages(layer.backward), (Messages{{Collective::all_gather, 2 * keys_and_values},
+                                                {Collective::reduce_scatter, 4 * keys_and_values}}));
+  EXPECT_EQ(messages(part.head.forward), Messages{});
 }
 
 }  // namespace

@@ -115,8 +115,8 @@ TEST_F(Pipeline, AutoSearchesWithTheStagesCosts) {
 TEST_F(Pipeline, AProfileMeasuresEveryBlock) {
   run_.balance = Balance::measured;
   run_.dropout = 0.1;
-  for (const int tp : {1, 2}) {
-    set_grid(tp, 2);
+  for (const auto& [tp, cp] : {std::pair(1, 1), std::pair(2, 1), std::pair(2, 2)}) {
+    run_.grid = Grid({{tp, cp, 1, 1, 2}}, Grid::kDefaultOrder);
     const BlockCosts costs = measured_block_costs(run_, model_);
     EXPECT_EQ(costs.source, Balance::measured);
     for (const StageCosts& block : {costs.embedding, costs.layer, costs.head}) {

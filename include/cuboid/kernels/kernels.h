@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cuboid/core/exact_sum.h"
+#include "cuboid/core/sequence_part.h"
 #include "cuboid/runtime/device.h"
 
 namespace cuboid::kernels {
@@ -105,7 +106,7 @@ struct Dropout {
   double p = 0;                   ///< probability of dropping; 0: identity
   std::uint64_t key = 0;          ///< of seed, step, layer and operation
   std::int64_t first_sample = 0;  ///< global index of sample b = 0; sample b is first_sample + b
-  std::int64_t first_row = 0;     ///< global position of local t = 0 (sequence parallelism)
+  SequencePart rows = {};         ///< positions of the rows t in the sequence
   std::int64_t first_head = 0;    ///< global index of local head 0 (attention only)
 };
 
@@ -125,16 +126,29 @@ void split_heads(const Device& device, const Tensor& qkv, const Tensor& cos, con
 void split_heads_gradient(const Device& device, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,
                           const Tensor& sin, const Tensor& dqkv);
 
-/// Causal attention: out (T,B,H·D) = dropout(softmax(q·kᵀ/sqrt(D)))·v; query head h uses key/value head h / (H/K).
-/// With a window, query t sees keys t - window + 1 … t only; 0: all up to t. Worked in blocks of query rows, and only
-/// on the keys that a block sees: no (T,T) matrix exists. log_sum (B,H,T): log of the softmax's denominator, for
-/// backward. Dropout: row = query position, column = key position, head = first_head + h.
+/// What a query sees: keys at positions p - window + 1 … p, p being its own; all up to p without a window.
+struct Causal {
+  std::int64_t window = 0;    ///< 0: none
+  SequencePart queries = {};  ///< positions of the queries; keys are those of the whole sequence
+};
+/// Causal attention of N queries of a sequence with T keys, N = T or a part of them (context parallelism): q
+/// (B,H,N,D), k and v (B,K,T,D); out (N,B,H·D) = dropout(softmax(q·kᵀ/sqrt(D)))·v; query head h uses key/value head
+/// h / (H/K). Worked in blocks of query rows, and only on the keys that a block sees: no (N,T) matrix exists. log_sum
+/// (B,H,N): log of the softmax's denominator, for backward. Dropout: row = query position, column = key position, head
+/// = first_head + h; its `rows` are not used.
 void attention(const Device& device, const Tensor& q, const Tensor& k, const Tensor& v, const Dropout& mask,
-               const Tensor& out, const Tensor& log_sum, std::int64_t window = 0);
-/// dq, dk, dv are overwritten. Recomputes the scores from q, k and log_sum.
+               const Tensor& out, const Tensor& log_sum, const Causal& causal = {});
+/// dq, dk, dv are overwritten. Recomputes the scores from q, k and log_sum. dk and dv may be of the type that sums are
+/// made in, where they are partial sums that are to be added before they are rounded.
 void attention_gradient(const Device& device, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& out, const Tensor& log_sum, const Dropout& mask, const Tensor& dq,
-                        const Tensor& dk, const Tensor& dv, std::int64_t window = 0);
+                        const Tensor& dk, const Tensor& dv, const Causal& causal = {});
+
+/// whole (B,K,T,D), in the order of the sequence, from the parts (R,B,K,T/R,D) that R context-parallel ranks hold of it
+/// (context_part).
+void join_sequence(const Device& device, const Tensor& parts, const Tensor& whole);
+/// Its transpose, which is its inverse: parts from whole.
+void cut_sequence(const Device& device, const Tensor& whole, const Tensor& parts);
 
 // ---------------------------------------------------------------- embeddings
 
@@ -144,10 +158,10 @@ void embedding(const Device& device, const Tensor& tokens, const Tensor& table, 
 /// Adds dy rows to dtable in ascending row order.
 void embedding_gradient(const Device& device, const Tensor& tokens, const Tensor& dy, std::int64_t first_row,
                         const Tensor& dtable);
-/// x (T,B,C) adds row first_position + t of table (P,C).
-void add_positions(const Device& device, const Tensor& x, const Tensor& table, std::int64_t first_position);
-/// dtable adds dy (T,B,C) at rows first_position + t, samples in ascending order.
-void add_positions_gradient(const Device& device, const Tensor& dy, std::int64_t first_position, const Tensor& dtable);
+/// Row t of x (T,B,C) adds row rows.position(t) of table (P,C).
+void add_positions(const Device& device, const Tensor& x, const Tensor& table, const SequencePart& rows);
+/// dtable adds dy (T,B,C) at those rows, samples in ascending order.
+void add_positions_gradient(const Device& device, const Tensor& dy, const SequencePart& rows, const Tensor& dtable);
 
 // ---------------------------------------------------------------- cross-entropy over a split vocabulary
 

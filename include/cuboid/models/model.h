@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cuboid/parallel/context_parallel.h"
 #include "cuboid/parallel/expert_parallel.h"
 #include "cuboid/parallel/parameter_store.h"
 #include "cuboid/parallel/tensor_parallel.h"
@@ -31,12 +32,14 @@ class Forward {
   /// @param on_routed     told what the router of a layer did, once more when the layer is recomputed
   Forward(Tape& tape, const ModelConfig& config, const TensorParallel& tp, const ParameterStore& parameters,
           const StepIdentity& step, std::int64_t first_sample, std::int64_t seq_len, ops::RopeTables& rope_cache,
-          const ExpertParallel& experts = {}, std::function<void(int layer, RouterReport)> on_routed = {});
+          const ExpertParallel& experts = {}, const ContextParallel& context = {},
+          std::function<void(int layer, RouterReport)> on_routed = {});
 
   Tape& tape;
   const ModelConfig& config;
   const TensorParallel& tp;
   ExpertParallel experts;
+  ContextParallel context;
   std::int64_t seq_len;  ///< T of the whole sequence
 
   /// The parameter of that name on this rank. @throws std::logic_error if it lives elsewhere
@@ -54,17 +57,17 @@ class Forward {
   Routing route(int layer, const Var& x, Parameter& weight) const;
   /// First global row of this rank's part of the vocabulary.
   std::int64_t first_vocabulary_row() const;
-  /// Position of this rank's first row of (T/tp,B,C): 0 without sequence parallelism.
-  std::int64_t first_position() const;
-  /// Sequence rows this rank holds between split layers.
-  std::int64_t local_positions() const;
+  /// Positions of the rows that this rank holds between split layers: all T, T/cp of them, or T/cp/tp with sequence
+  /// parallelism; and how many they are.
+  SequencePart rows() const;
+  std::int64_t row_count() const;
 
-  /// Rotary tables (T,D/2) of the config's frequencies.
+  /// Rotary tables (T/cp,D/2) of the config's frequencies.
   const ops::RopeTables& rope() const;
 
   /// Mask of the dropout `operation` of a layer (0 embedding, 1 … L layers) on (T,B,C) activations.
   kernels::Dropout dropout(int block, std::string_view operation) const;
-  /// The same for attention probabilities of this rank's heads.
+  /// The same for attention probabilities of this rank's heads, keyed by the positions of queries and keys.
   kernels::Dropout attention_dropout(int block) const;
 
  private:
@@ -96,13 +99,16 @@ class Model {
   virtual ModelConfig tiny() const;
 
   /// tokens (T,B) → (T,B,C), or its shard of the sequence (T/tp,B,C) under sequence parallelism; so are all activations
-  /// between layers.
+  /// between layers. Under context parallelism T is T/cp, here and in what follows.
   virtual Var embed(Forward& f, const Tensor& tokens) const = 0;
   /// Layer i, 0 … L-1.
   virtual Var layer(Forward& f, int i, const Var& x) const = 0;
   /// Layers of equal kind have equal parameters, kernels and costs. Those with a sliding window differ from those
   /// without; models whose layers differ otherwise tell them apart here.
   virtual int layer_kind(const ModelConfig& config, int i) const { return config.window_of(i) > 0 ? 1 : 0; }
+  /// True if layers mix positions through context_parallel_attention alone, so that --cp can cut sequences. A model
+  /// that says so wrongly trains on parts of sequences.
+  virtual bool splits_context() const { return false; }
   /// What follows the last layer and precedes the output matrix "head.weight" (V,C), which every family has (possibly
   /// tied): (T,B,C) → (T,B,C). Logits and loss follow by themselves.
   virtual Var final_norm(Forward& f, const Var& x) const = 0;

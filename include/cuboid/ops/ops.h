@@ -44,19 +44,19 @@ Var attention(Tape& tape, const Var& qkv, const AttentionShape& shape, const Ten
 
 /// tokens (T,B) int32 → (T,B,C): rows of this rank's part of the table, zeros for tokens held elsewhere.
 Var embedding(Tape& tape, const Tensor& tokens, Parameter& table, std::int64_t first_row);
-/// x (T,B,C) + table rows first_position + t.
-Var add_positions(Tape& tape, const Var& x, Parameter& table, std::int64_t first_position);
+/// Row t of x (T,B,C) + table row rows.position(t).
+Var add_positions(Tape& tape, const Var& x, Parameter& table, const SequencePart& rows);
 
 /// y = part(x), of which only x is kept: backward runs the part again, on a tape of its own, before it differentiates
 /// it. The part must compute the same bits both times (dropout is keyed, so it does).
 Var recompute(Tape& tape, const Var& x, std::function<Var(Tape&, const Var&)> part);
 
-/// Rotary tables (T,D/2) of the angles position · frequency[j], positions first_position … first_position + T - 1.
-/// Computed in double, stored as dtype.
+/// Rotary tables (T,D/2) of the angles position · frequency[j] at the positions of `length` rows. Computed in double,
+/// stored as dtype.
 struct RopeTables {
   Tensor cos, sin;
 };
-RopeTables rope_tables(const Device& device, const std::vector<double>& frequencies, std::int64_t first_position,
+RopeTables rope_tables(const Device& device, const std::vector<double>& frequencies, const SequencePart& rows,
                        std::int64_t length, DType dtype);
 
 }  // namespace cuboid::ops

@@ -18,6 +18,9 @@ namespace cuboid {
 /// The expert group as layers see it, and what routers are asked for besides the loss.
 struct ExpertParallel {
   Communicator* comm = nullptr;  ///< null: this rank holds all experts
+  /// Ranks that hold the other positions of the same samples (context parallelism), whose tokens count together in the
+  /// auxiliary losses; null: none.
+  Communicator* context = nullptr;
   /// What a micro-batch's auxiliary losses count in the gradient: coefficient / micro-batches of the global batch.
   double aux_factor = 0;
   double z_factor = 0;
@@ -28,7 +31,7 @@ struct ExpertParallel {
 
 /// What a layer's router did with a micro-batch.
 struct RouterReport {
-  std::vector<std::int64_t> tokens;      ///< (E) copies sent to each expert
+  std::vector<std::int64_t> tokens;      ///< (E) copies sent to each expert, of whole sequences
   std::int64_t rows = 0;                 ///< tokens of the micro-batch, whole sequences
   std::vector<double> probability_sums;  ///< (E) over the rows that this rank routed
   double squared_log_sums = 0;           ///< Σ over the same rows of (log Σ exp(logit))²
@@ -41,7 +44,7 @@ struct RouterReport {
 
 /// Which row goes where.
 struct ExpertExchange {
-  Shape tokens;                             ///< (T,B): whole sequences
+  Shape tokens;                             ///< (T,B): whole sequences, or their part of the context rank
   Tensor slot;                              ///< (N,k): place of each copy among those of this rank's tokens, by expert
   Tensor source;                            ///< (N·k): row of the copy at each place
   std::vector<std::int64_t> sent, arrived;  ///< rows to and from each rank of the expert group

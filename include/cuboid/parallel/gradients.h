@@ -15,11 +15,11 @@ namespace cuboid {
 /// Gradients are kept and added up in float32. Between ranks they travel in the store's message_type: as bfloat16, a
 /// bucket is rounded before it is sent, and the ranks' numbers are added in float and rounded once more.
 ///
-/// The gradients of one stage on their way through the data axis: dense ones over dp and ep, those of experts over dp,
-/// since an expert has seen the samples of all expert ranks already. ZeRO 0 sums each bucket over the ranks, ZeRO 1
-/// leaves each rank the sum of its part; both once a step, after the last micro-batch. From ZeRO 2 on every
-/// micro-batch's gradient is reduced into the shard that is kept, and its buckets are freed: memory bought with m times
-/// the traffic.
+/// The gradients of one stage on their way through the data axis: dense ones over dp, ep and cp, those of
+/// experts over dp and cp, since an expert has seen the samples of all expert ranks already. ZeRO 0 sums each bucket
+/// over the ranks, ZeRO 1 leaves each rank the sum of its part; both once a step, after the last micro-batch. From ZeRO
+/// 2 on every micro-batch's gradient is reduced into the shard that is kept, and its buckets are freed: memory bought
+/// with m times the traffic.
 class GradientReduction {
  public:
   GradientReduction(const Device& device, ParameterStore& store, int stage);
@@ -77,8 +77,8 @@ void add_tied_gradients(const Device& device, const ParameterTable& table, const
                         Communicator* ends);
 
 /// Global L2 norm of the gradient: each element of each distinct parameter once. Exact but for the rounding of sums
-/// within lines of 256 bytes, so it does not depend on the pipeline, data or expert axis, the ZeRO stage, or bucket
-/// sizes. The same on every rank; NaN if any element is not finite.
+/// within lines of 256 bytes, so it does not depend on the pipeline, data, context or expert axis, the ZeRO stage, or
+/// bucket sizes. The same on every rank; NaN if any element is not finite.
 double gradient_norm(const Device& device, const ParameterStore& store, Communicator& tensor, Communicator& pipeline);
 
 }  // namespace cuboid

@@ -22,17 +22,25 @@ class Groups {
   Communicator& world() const { return world_; }
   /// The group of this rank along an axis, members in ascending coordinate.
   Communicator& axis(Axis axis) const { return *axes_[static_cast<std::size_t>(axis)]; }
-  /// The ranks of this one's dp and ep axes together, by Grid::data_rank: they train on different samples and hold the
-  /// same dense parameters.
+  /// The ranks of this one's dp and ep axes together, by Grid::data_rank: they train on different samples.
   Communicator& data() const { return *data_; }
+  /// Those with the same dense parameters (dp, ep and cp), by Grid::copy_rank, and those with the same experts (dp and
+  /// cp), by Grid::expert_copy_rank.
+  Communicator& copies() const { return *copies_; }
+  Communicator& expert_copies() const { return *expert_copies_; }
 
  private:
   Grid grid_;
   Coordinate at_;
   Communicator& world_;
   std::array<std::unique_ptr<Communicator>, kAxisCount> axes_;
-  std::unique_ptr<Communicator> both_;  // dp and ep, where neither is 1
+  // Of several axes. Collective over the world.
+  Communicator* together(const std::vector<Axis>& axes, int member);
+
+  std::vector<std::unique_ptr<Communicator>> several_;
   Communicator* data_;
+  Communicator* copies_;
+  Communicator* expert_copies_;
 };
 
 /// Two-rank communicators between pipeline ranks that exchange stage boundaries, one for each direction, and the pair

@@ -23,8 +23,8 @@ struct ParameterCut {
   int tp_size = 1;
   int ep_rank = 0;
   int ep_size = 1;
-  int dense_parts = 1;   ///< ranks that each own a part of a dense bucket: dp × ep, or 1 without ZeRO
-  int expert_parts = 1;  ///< of an expert's: dp, or 1
+  int dense_parts = 1;   ///< ranks that each own a part of a dense bucket: dp × ep × cp, or 1 without ZeRO
+  int expert_parts = 1;  ///< of an expert's: dp × cp, or 1
 };
 
 /// In how many parts buckets are cut over the ranks that hold copies.

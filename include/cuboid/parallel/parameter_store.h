@@ -1,7 +1,7 @@
 // A rank's parameters: values, gradients and master copies of its pipeline stages in buckets, whole or sharded over the
-// ranks that hold copies as the ZeRO stage says (arXiv 1910.02054): over dp and ep for dense parameters, over dp for
-// those of experts. Who may touch what, and when, is decided here; who computes, in
-// ops; who sends, in gradients.h.
+// ranks that hold copies as the ZeRO stage says (arXiv 1910.02054): over dp, ep and cp for dense parameters, over dp
+// and cp for those of experts. Who may touch what, and when, is decided here; who computes, in ops; who sends, in
+// gradients.h.
 //
 //   ZeRO   values        gradients     master, moments
 //   0      whole         whole         whole
@@ -42,15 +42,15 @@ struct ParameterBucket {
   int owned_part = 0;
 };
 
-/// The ranks that train on different samples, by what they have in common.
-struct DataGroups {
+/// The ranks with copies of parameters, by what they have in common.
+struct CopyGroups {
   /// A data-parallel group without experts, or whose ranks all hold all of them.
-  DataGroups(Communicator& data) : dense(&data), experts(&data) {}
-  DataGroups(Communicator& dense_copies, Communicator& expert_copies, int rank, int size)
+  CopyGroups(Communicator& data) : dense(&data), experts(&data) {}
+  CopyGroups(Communicator& dense_copies, Communicator& expert_copies, int rank, int size)
       : dense(&dense_copies), experts(&expert_copies), ep_rank(rank), ep_size(size) {}
 
-  Communicator* dense;    ///< all of them: over dp and ep, members by Grid::data_rank
-  Communicator* experts;  ///< over dp: those with the same experts
+  Communicator* dense;    ///< all of them: Groups::copies
+  Communicator* experts;  ///< those with the same experts: Groups::expert_copies
   int ep_rank = 0;
   int ep_size = 1;
 };
@@ -73,11 +73,11 @@ struct ParameterOptions {
 class ParameterStore {
  public:
   /// Allocates what the ZeRO stage keeps for the whole run; values undefined, gradients zero.
-  /// @param data  the data-parallel groups; parts of buckets are their ranks'
+  /// @param copies  the ranks with copies; parts of buckets are theirs
   ParameterStore(const Device& device, const ParameterTable& table, const std::vector<StageBlocks>& stages, int tp_rank,
-                 int tp_size, const DataGroups& data, const ParameterOptions& options);
+                 int tp_size, const CopyGroups& copies, const ParameterOptions& options);
 
-  /// Of a single data-parallel rank.
+  /// Without copies on other ranks.
   ParameterStore(const Device& device, const ParameterTable& table, const std::vector<StageBlocks>& stages, int tp_rank,
                  int tp_size, const ParameterOptions& options = {});
 
@@ -99,14 +99,14 @@ class ParameterStore {
   int zero() const { return options_.zero; }
   /// The type in which gradients of a type travel between ranks that add them.
   DType message_type(DType gradients) const { return gradients == DType::float32 ? options_.reduce_dtype : gradients; }
-  /// True on exactly one of the ranks of data() that own an element of the parameter: sums over what each rank owns and
-  /// counts must be added over data().
+  /// True on exactly one of the ranks of copies() that own an element of the parameter: sums over what each rank owns
+  /// and counts must be added over copies().
   bool counts(const Parameter& parameter) const {
     const ParameterBucket& bucket = bucket_of(parameter);
     return bucket.layout.parts > 1 || bucket.copies->rank() == 0;
   }
-  /// All ranks that train on different samples.
-  Communicator& data() const { return *data_.dense; }
+  /// All ranks with copies of dense parameters.
+  Communicator& copies() const { return *copies_.dense; }
 
   /// Starts a step: gradients to zero.
   void zero_gradients();
@@ -141,8 +141,8 @@ class ParameterStore {
   ParameterOptions options_;
   int tp_rank_;
   int tp_size_;
-  std::unique_ptr<Communicator> alone_;  // where no data-parallel group was given
-  DataGroups data_;
+  std::unique_ptr<Communicator> alone_;  // where no group was given
+  CopyGroups copies_;
   std::deque<Parameter> storage_;
   std::deque<ParameterBucket> buckets_;
   std::vector<Parameter*> all_;

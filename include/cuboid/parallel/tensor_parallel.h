@@ -10,6 +10,11 @@
 
 namespace cuboid {
 
+/// The type of partial sums of activations of a type.
+inline DType partial_type(DType activations, DType reduce_dtype) {
+  return activations == DType::bfloat16 ? reduce_dtype : activations;
+}
+
 /// The tensor group as layers see it.
 struct TensorParallel {
   Communicator* comm = nullptr;
@@ -19,8 +24,7 @@ struct TensorParallel {
   int rank() const { return comm->rank(); }
   int size() const { return comm->size(); }
   bool splits_sequence() const { return sequence_parallel && size() > 1; }
-  /// The type of partial sums of activations of a type.
-  DType partial_type(DType activations) const { return activations == DType::bfloat16 ? reduce_dtype : activations; }
+  DType partial_type(DType activations) const { return cuboid::partial_type(activations, reduce_dtype); }
 };
 
 /// Into a region where tensor ranks compute different things of the same x: x itself, or with sequence parallelism the

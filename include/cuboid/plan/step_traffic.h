@@ -8,9 +8,10 @@
 namespace cuboid {
 
 /// Of the pipeline rank that communicates most: collectives inside layers from the trace of a micro-batch (trace.h),
-/// times micro-batches and layers; messages between stages; gradients (and, from ZeRO 1 on, parameters) over the data
-/// axis in buckets. Left out are sums of a few numbers (losses, norms), the tied embedding's gradient between first and
-/// last stage, and the way back from the last pipeline rank to the first of interleaved schedules.
+/// times micro-batches and layers; messages between stages; gradients (and, from ZeRO 1 on, parameters) over the
+/// axes whose ranks hold copies, in buckets. Left out are sums of a few numbers (losses, norms), the tied embedding's
+/// gradient between first and last stage, and the way back from the last pipeline rank to the first of interleaved
+/// schedules.
 /// @throws Error{request} if the model cannot be split so
 Traffic step_traffic(const RunConfig& run, const ModelConfig& model);
 

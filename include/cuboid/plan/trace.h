@@ -79,7 +79,7 @@ struct TracedBlock {
 /// What decides a rank's share of a micro-batch.
 struct TraceOptions {
   int tp = 1;
-  int cp = 1;  ///< 1: no model's code splits the context yet
+  int cp = 1;  ///< all its ranks have equal shares
   int ep = 1;
   int tp_rank = 0;  ///< whose share: ranks differ where the vocabulary does not divide
   bool sequence_parallel = false;
@@ -106,7 +106,7 @@ struct ModelTrace {
 };
 
 /// Runs one block of each kind on the meta device. Takes milliseconds for any size; equal arguments give equal traces.
-/// @pre the model can be split like that @throws Error{request} for cp other than 1
+/// @pre the model can be split like that
 ModelTrace trace_model(const ModelConfig& model, const TraceOptions& options);
 
 /// Sums over a pass.

@@ -33,13 +33,15 @@ struct TracedKernel {
   std::int64_t m = 0, n = 0, k = 0;  ///< matmul
   std::int64_t heads = 0;            ///< attention: query heads of this rank
   std::int64_t kv_heads = 0;         ///< attention
-  std::int64_t seq_len = 0;          ///< attention: T
+  std::int64_t queries = 0;          ///< attention: N, of a whole sequence or of a part of it
+  std::int64_t seq_len = 0;          ///< attention: T, keys
   std::int64_t head_dim = 0;         ///< attention: D
   std::int64_t window = 0;           ///< attention: keys a query sees at most, itself included; 0: all before it
   bool gradient = false;             ///< attention: its backward
 
-  /// 2·batch·m·n·k. Attention: the pairs (query, key) that causality and window leave, T(T+1)/2 without window, times
-  /// 4·D a pair and head forward (scores, context) and 10·D backward (scores again, and four products). 0: other.
+  /// 2·batch·m·n·k. Attention: the pairs (query, key) that causality and window leave, T(T+1)/2 for N = T without
+  /// window, times 4·D a pair and head forward (scores, context) and 10·D backward (scores again, and four products).
+  /// 0: other.
   double flops = 0;
   double bytes_read = 0;
   double bytes_written = 0;

@@ -56,6 +56,7 @@ class Replica {
   /// Loss of one global batch without gradients or dropout.
   BatchLoss evaluate_batch(const SampleReader& read);
   /// Logits (T,V) of the last micro-batch's row b after evaluate_batch with `keep_logits`, on ranks of the last stage.
+  /// Collective over their tensor and context groups.
   void keep_logits(bool keep);
   Tensor logits(std::int64_t b) const;
 
@@ -78,6 +79,7 @@ class Replica {
   StageChannels channels_;
   TensorParallel tp_;
   ExpertParallel experts_;
+  ContextParallel context_;
   std::unique_ptr<ParameterStore> store_;
   std::unique_ptr<TensorPartialGradients> partial_;
   std::vector<std::unique_ptr<ModelStage>> stages_;

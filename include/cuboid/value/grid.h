@@ -51,6 +51,14 @@ class Grid {
   /// Which of them: the ep coordinate counts first.
   int data_rank(const Coordinate& at) const { return at[Axis::dp] * degrees_[Axis::ep] + at[Axis::ep]; }
 
+  /// Ranks that hold the same dense parameters: those, and the context ranks that share out their samples' positions.
+  int copies() const { return data_degree() * degrees_[Axis::cp]; }
+  /// Which of them: the cp coordinate counts first.
+  int copy_rank(const Coordinate& at) const { return data_rank(at) * degrees_[Axis::cp] + at[Axis::cp]; }
+  /// Ranks that hold the same experts: dp × cp.
+  int expert_copies() const { return degrees_[Axis::dp] * degrees_[Axis::cp]; }
+  int expert_copy_rank(const Coordinate& at) const { return at[Axis::dp] * degrees_[Axis::cp] + at[Axis::cp]; }
+
   Coordinate coordinate(int rank) const;
   int rank(const Coordinate& coordinate) const;
   /// Ranks that differ from `rank` in this axis only, in ascending coordinate; contains `rank`.
