@@ -100,8 +100,8 @@ class Flags {
     std::string name, value_name, fallback, help;
     Setter set;
     bool many = false;
-    bool may_be_empty = false;
     std::size_t section = 0;
+    bool may_be_empty = false;
     bool is_toggle() const { return value_name.empty(); }
   };
   void parse_slice(const Values& slice, Problems& problems);
