@@ -38,6 +38,7 @@ std::string megatron(const RunConfig& run, const ModelConfig& model) {
   const Grid& grid = run.grid;
   lines.push_back(fmt::format("--tensor-model-parallel-size {} --pipeline-model-parallel-size {}",
                               grid.degree(Axis::tp), grid.degree(Axis::pp)));
+  if (grid.degree(Axis::cp) > 1) lines.push_back(fmt::format("--context-parallel-size {}", grid.degree(Axis::cp)));
   if (model.experts > 0) {
     lines.push_back(fmt::format("--num-experts {} --moe-router-topk {} --expert-model-parallel-size {}", model.experts,
                                 model.experts_per_token, grid.degree(Axis::ep)));
@@ -70,6 +71,7 @@ std::string torchtitan(const RunConfig& run) {
   text += fmt::format("data_parallel_replicate_degree = {}\ndata_parallel_shard_degree = {}\n",
                       sharded ? 1 : grid.data_degree(), sharded ? grid.data_degree() : 1);
   if (grid.degree(Axis::ep) > 1) text += fmt::format("expert_parallel_degree = {}\n", grid.degree(Axis::ep));
+  if (grid.degree(Axis::cp) > 1) text += fmt::format("context_parallel_degree = {}\n", grid.degree(Axis::cp));
   text += fmt::format("tensor_parallel_degree = {}\n", grid.degree(Axis::tp));
   text += fmt::format("pipeline_parallel_degree = {}\n", grid.degree(Axis::pp));
   if (grid.degree(Axis::pp) > 1) {
@@ -143,7 +145,7 @@ void restrict_to(EmitFormat format, PlanRequest& request) {
     case EmitFormat::deepspeed:
       request.schedules = {"1f1b"};
       request.largest_zero_with_pipeline = 1;
-      request.largest_ep = 1;  // a model's code says it there, no configuration
+      request.largest_ep = request.largest_cp = 1;  // a model's code says it there, no configuration
       return;
     default:
       return;

@@ -26,9 +26,9 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kUsage = "cuboid plan --model M --cluster C --gpus N --global-batch B --seq-len S [flags]";
 constexpr const char* kSummary =
-    "Searches tp x pp x dp, axis order, schedule, virtual stages, ZeRO, sequence parallelism, recompute and "
-    "micro-batch\n"
-    "for the fastest training steps that fit. Context parallelism is 1: no model splits the context yet.";
+    "Searches tp x cp x ep x pp x dp, axis order, schedule, virtual stages, ZeRO, sequence parallelism, recompute and\n"
+    "micro-batch for the fastest training steps that fit. Sequences are cut (cp) where a rank keeps 4096 tokens or "
+    "more.";
 
 struct Request {
   PlanRequest plan;
@@ -124,20 +124,19 @@ std::string row(const PlanCandidate& c) {
   const StepPrediction& p = c.prediction;
   const auto percent = [&](double seconds) { return 100 * seconds / p.step_seconds; };
   return fmt::format(
-      "{:>4} {:>4} {:>3} {:>5}  {:<16} {:>2}  {:>2} {:>3}  {:<9} {:>2}  {:>9} {:>5.1f}  {:>9}  "
+      "{:>4} {:>3} {:>4} {:>3} {:>5}  {:<16} {:>2}  {:>2} {:>3}  {:<9} {:>2}  {:>9} {:>5.1f}  {:>9}  "
       "{:>5.1f} {:>5.1f} {:>5.1f} {:>5.1f} {:>5.1f} {:>5.1f}\n",
-      grid.degree(Axis::tp), grid.degree(Axis::pp), grid.degree(Axis::ep), grid.degree(Axis::dp), c.run.schedule,
-      c.run.virtual_stages, c.run.zero, c.run.sequence_parallel ? "yes" : "no", name_of(c.run.recompute),
-      c.run.micro_batch, human_seconds(p.step_seconds), 100 * p.mfu,
+      grid.degree(Axis::tp), grid.degree(Axis::cp), grid.degree(Axis::pp), grid.degree(Axis::ep), grid.degree(Axis::dp),
+      c.run.schedule, c.run.virtual_stages, c.run.zero, c.run.sequence_parallel ? "yes" : "no",
+      name_of(c.run.recompute), c.run.micro_batch, human_seconds(p.step_seconds), 100 * p.mfu,
       human_bytes(static_cast<std::uint64_t>(p.memory().total())), percent(p.seconds.compute),
       percent(p.seconds.tp_comm), percent(p.seconds.pp_comm), percent(p.seconds.dp_comm), percent(p.seconds.bubble),
       percent(p.seconds.optimizer));
 }
 
 constexpr const char* kHeader =
-    "  tp   pp  ep    dp  schedule          v zero  sp  recompute mb       step  MFU%     memory  comp%   tp%   pp%   "
-    "dp% "
-    "bubbl  opt%\n";
+    "  tp  cp   pp  ep    dp  schedule          v zero  sp  recompute mb       step  MFU%     memory  "
+    "comp%   tp%   pp%   dp% bubbl  opt%\n";
 
 std::string result_text(const PlanResult& result) {
   std::string text;

@@ -37,12 +37,14 @@ std::string settings_text(const RunConfig& run) {
   return text;
 }
 
-std::string causes_text(const StepPrediction& p) {
-  const std::pair<const char*, double> causes[] = {{"tensor-parallel messages", p.seconds.tp_comm},
-                                                   {"stage transfers", p.seconds.pp_comm},
-                                                   {"data-parallel messages", p.seconds.dp_comm},
-                                                   {"the bubble", p.seconds.bubble},
-                                                   {"the optimizer", p.seconds.optimizer}};
+std::string causes_text(const Grid& grid, const StepPrediction& p) {
+  const bool tensor_alone = grid.degree(Axis::cp) == 1 && grid.degree(Axis::ep) == 1;
+  const std::pair<const char*, double> causes[] = {
+      {tensor_alone ? "tensor-parallel messages" : "messages inside layers", p.seconds.tp_comm},
+      {"stage transfers", p.seconds.pp_comm},
+      {"data-parallel messages", p.seconds.dp_comm},
+      {"the bubble", p.seconds.bubble},
+      {"the optimizer", p.seconds.optimizer}};
   std::string text = fmt::format("{:.0f} % of it computing", 100 * p.seconds.compute / p.step_seconds);
   for (const auto& [cause, seconds] : causes) {
     if (seconds >= 0.005 * p.step_seconds) text += fmt::format(", {:.0f} % {}", 100 * seconds / p.step_seconds, cause);
@@ -96,7 +98,7 @@ std::string explain(Predictor& predictor, const PlanRequest& request, double lim
   const RunConfig& run = result.best.front().run;
   const StepPrediction& p = result.best.front().prediction;
   std::string text = fmt::format("{} in order {}, with {}: a step of {}, {}. ", grid_text(run.grid), run.grid.order(),
-                                 settings_text(run), human_seconds(p.step_seconds), causes_text(p));
+                                 settings_text(run), human_seconds(p.step_seconds), causes_text(run.grid, p));
   text += tensor_text(cluster, run.grid);
   text += fmt::format("The fullest device needs {} of {}. ", size(p.memory().total()), size(limit));
   RunConfig changed = run;

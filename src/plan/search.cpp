@@ -21,9 +21,10 @@ using Clock = std::chrono::steady_clock;
 
 constexpr const char* kTensorSplit = "tensor degree: does not divide heads, key/value heads or the inner width";
 constexpr const char* kExpertSplit = "expert degree: does not divide the experts";
+constexpr const char* kContextSplit = "context degree: does not cut the sequence into two equal chunks a rank";
 constexpr const char* kStages = "pipeline: fewer layers than stages";
 constexpr const char* kBatch = "global batch: not divisible by dp x micro-batch";
-constexpr const char* kSequence = "sequence parallelism: tp does not divide the sequence";
+constexpr const char* kSequence = "sequence parallelism: tp does not divide a rank's part of the sequence";
 constexpr const char* kSchedule = "schedule: not defined for so few micro-batches";
 constexpr const char* kMemory = "memory";
 constexpr const char* kBeaten = "others are faster, and one of them smaller too: lower bounds of its time and memory";
@@ -114,18 +115,32 @@ class Search {
           if (ep > 1 && model_.experts % ep != 0) {
             reject(kExpertSplit);
           } else {
-            grids(tp, pp, ep, copies / ep);
+            for (const int cp : divisors(copies / ep)) {
+              if (cp > 1 && !cuts_sequence(cp)) break;
+              if (cp > 1 && request_.seq_len % (2 * cp) != 0) {
+                reject(kContextSplit);
+              } else {
+                grids({{tp, cp, ep, copies / ep / cp, pp}});
+              }
+            }
           }
         }
       }
     }
   }
 
-  void grids(int tp, int pp, int ep, int dp) {
-    if (request_.global_batch % (ep * dp) != 0) return reject(kBatch);
-    for (const Grid& grid : placements(tp, pp, ep, dp)) {
+  // Whether it can, and is long enough to gain by it.
+  bool cuts_sequence(int cp) const {
+    return cp <= request_.largest_cp && request_.seq_len / cp >= kFewestTokensOfAPart &&
+           model_of(model_).splits_context();
+  }
+
+  void grids(const AxisValues& degrees) {
+    const int samples = degrees[Axis::ep] * degrees[Axis::dp];
+    if (request_.global_batch % samples != 0) return reject(kBatch);
+    for (const Grid& grid : placements(degrees)) {
       for (int micro_batch = 1; micro_batch <= kLargestMicroBatch; micro_batch *= 2) {
-        if (request_.global_batch / (ep * dp) % micro_batch == 0) {
+        if (request_.global_batch / samples % micro_batch == 0) {
           settings(grid, micro_batch);
         } else {
           reject(kBatch);
@@ -134,9 +149,9 @@ class Search {
     }
   }
 
-  // One grid for each way its groups can lie on the cluster: other orders of the axes are the same. Expert groups,
-  // whose messages are the larger ones, lie inside those of data parallelism.
-  std::vector<Grid> placements(int tp, int pp, int ep, int dp) const {
+  // One grid for each way its groups can lie on the cluster: other orders of the axes are the same. Context and expert
+  // groups, whose messages are the larger ones, lie inside those of data parallelism.
+  std::vector<Grid> placements(const AxisValues& degrees) const {
     std::vector<Axis> axes = {Axis::tp, Axis::dp, Axis::pp};
     std::sort(axes.begin(), axes.end());
     std::vector<Grid> grids;
@@ -146,7 +161,7 @@ class Search {
       for (const Axis axis : axes) {
         order += (order.empty() ? "" : "-") + std::string(axis == Axis::dp ? "cp-ep-" : "") + name_of(axis);
       }
-      const Grid grid({{tp, 1, ep, dp, pp}}, order);
+      const Grid grid(degrees, order);
       std::vector<int> lie;
       for (const Axis axis : kAxes) {
         const GroupPlacement group = place_group(cluster_, grid, {axis});
@@ -191,11 +206,12 @@ class Search {
       run.virtual_stages = pipeline.virtual_stages;
       for (const int zero : request_.zero_stages) {
         // Nothing to shard; or another framework has no such combination.
-        if (zero > 0 && grid.data_degree() == 1) continue;
+        if (zero > 0 && grid.copies() == 1) continue;
         if (pp > 1 && zero > request_.largest_zero_with_pipeline) continue;
         run.zero = zero;
-        recomputations(run, tp > 1 && request_.seq_len % tp == 0);
-        if (tp > 1 && request_.seq_len % tp != 0) reject(kSequence);
+        const bool splits = request_.seq_len / grid.degree(Axis::cp) % tp == 0;
+        recomputations(run, tp > 1 && splits);
+        if (tp > 1 && !splits) reject(kSequence);
       }
     }
   }

@@ -97,6 +97,18 @@ TEST(PlanCommand, SpeaksOtherProgramsWords) {
   EXPECT_THAT(emitted("slurm"), HasSubstr("#SBATCH --ntasks=8"));
 }
 
+TEST(PlanCommand, SaysHowSequencesAreCut) {
+  const auto emitted = [](const char* format) {
+    return run_cuboid({"plan", "--model", "llama3.2-1b", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "1",
+                       "--seq-len", "65536", "--emit", format})
+        .out;
+  };
+  EXPECT_THAT(emitted("megatron"), HasSubstr("--context-parallel-size 8"));
+  EXPECT_THAT(emitted("torchtitan"), HasSubstr("context_parallel_degree = 8"));
+  EXPECT_THAT(emitted("slurm"), HasSubstr(" --cp 8"));
+  EXPECT_THAT(emitted("cuboid"), HasSubstr("cp = 8"));
+}
+
 TEST(PlanCommand, WritesAReport) {
   const auto folder = fresh_folder("plan_report");
   const Outcome outcome = run_cuboid(request({"--html", (folder / "report.html").string()}));

@@ -10,6 +10,8 @@
 #include "cuboid/parallel/pipeline/generators.h"
 #include "cuboid/plan/report.h"
 
+#include "src/plan/data_messages.h"
+
 namespace cuboid {
 namespace {
 
@@ -82,6 +84,29 @@ TEST(Search, SplitsExpertsOverRanks) {
 
 // Activations that a schedule holds are counted in its rows for a few numbers of micro-batches, and for all others the
 // next smaller one counts.
+TEST(Search, CutsLongSequencesOverRanks) {
+  Predictor predictor(load_model("llama3.2-1b"), load_cluster("dgx-h100"));
+  PlanRequest request = small_request();
+  request.global_batch = 2;  // fewer than devices: without cutting sequences, only tp and pp are left
+  request.seq_len = 65536;
+  const PlanResult result = search_plans(predictor, request);
+  ASSERT_FALSE(result.best.empty());
+  EXPECT_GT(result.best.front().run.grid.degree(Axis::cp), 1);
+  EXPECT_NE(result.explanation.find("messages inside layers"), std::string::npos) << result.explanation;
+  EXPECT_EQ(result.searched, result.feasible + sum_of_rejected(result));
+  request.largest_cp = 1;
+  const PlanResult whole = search_plans(predictor, request);
+  for (const PlanCandidate& candidate : whole.best) EXPECT_EQ(candidate.run.grid.degree(Axis::cp), 1);
+  ASSERT_FALSE(whole.best.empty());
+  EXPECT_GT(whole.best.front().prediction.step_seconds, result.best.front().prediction.step_seconds);
+  // Parts of fewer tokens are not looked at.
+  request.largest_cp = 8;
+  request.seq_len = 2 * kFewestTokensOfAPart;
+  for (const PlanCandidate& candidate : search_plans(predictor, request).pareto) {
+    EXPECT_LE(candidate.run.grid.degree(Axis::cp), 2);
+  }
+}
+
 TEST(Bounds, OfMemoryAreBelowWhatIsFoundForAnyNumberOfMicroBatches) {
   ModelConfig model = load_model("gpt2");
   Predictor predictor(model, load_cluster("dgx-a100"));
@@ -193,6 +218,24 @@ TEST(ParetoFront, HasNoMemberThatAnotherBeats) {
 }
 
 // Bytes of a step by hand: rings over tensor and data groups, and boundaries both ways.
+// A collective that goes axis by axis sends what one ring over all its ranks would.
+TEST(MessagesOverAxes, SendWhatARingOverAllOfThemDoes) {
+  const Grid grid({{5, 2, 3, 4, 1}}, Grid::kDefaultOrder);
+  constexpr double kBytes = 2400;
+  for (const Collective operation : {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather}) {
+    for (const auto& [axes, ranks] : {std::pair(plan::kDenseCopies, 24), std::pair(plan::kExpertCopies, 8)}) {
+      double sent = 0;
+      for (const plan::AxisMessage& message : plan::messages_over(grid, axes, operation, kBytes)) {
+        const double times = message.operation == Collective::all_reduce ? 2 : 1;
+        const int degree = grid.degree(message.axis);
+        sent += times * (degree - 1) * message.bytes / degree;
+      }
+      EXPECT_DOUBLE_EQ(sent, (operation == Collective::all_reduce ? 2 : 1) * kBytes * (ranks - 1) / ranks);
+    }
+  }
+  EXPECT_TRUE(plan::messages_over(Grid(), plan::kDenseCopies, Collective::all_reduce, kBytes).empty());
+}
+
 TEST(TrafficMap, HasTheBytesOfTheGrid) {
   Predictor predictor(load_model("gpt2"), load_cluster("dgx-a100"));
   RunConfig run;

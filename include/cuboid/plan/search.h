@@ -24,7 +24,12 @@ struct PlanRequest {
   std::vector<int> zero_stages = {0, 1, 2, 3};  ///< allowed
   int largest_zero_with_pipeline = 3;           ///< with pp > 1
   int largest_ep = 1 << 20;                     ///< most ranks over which experts are split; 1: every rank keeps all
+  int largest_cp = 1 << 20;                     ///< most ranks over which a sequence is cut; 1: it is not
 };
+
+/// Fewest tokens of a sequence that a search leaves a rank with: cutting shorter ones saves little and only adds
+/// messages.
+inline constexpr int kFewestTokensOfAPart = 4096;
 
 /// Named schedules that a search tries where nothing else is asked for: not those that another one always beats.
 const std::vector<std::string>& planned_schedules();
