@@ -66,9 +66,6 @@ Outcome run_cuboid(const std::vector<std::string>& words, const Surroundings& su
     } else {
       redirect(err, STDERR_FILENO);
     }
-    for (const int descriptor : surroundings.closed) close(descriptor);
-    unsetenv("COLUMNS");
-    if (!surroundings.columns.empty()) setenv("COLUMNS", surroundings.columns.c_str(), 1);
     execv(CUBOID_PROGRAM, arguments.data());
     _exit(127);
   }

@@ -19,8 +19,6 @@ struct Surroundings {
   std::filesystem::path folder = {};  ///< to run in; empty: this one
   std::string standard_output = {};   ///< file to write to instead of catching it
   int terminal_columns = 0;           ///< over 0: standard error is a terminal so wide
-  std::vector<int> closed = {};       ///< descriptors that are not open
-  std::string columns = {};           ///< the variable COLUMNS; empty: unset
 };
 
 /// Runs build/bin/cuboid with these words.

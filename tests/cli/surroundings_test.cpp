@@ -1,11 +1,11 @@
 // The program where things are not as usual: streams closed, narrow pages, files that cannot be made, contradictions.
 #include <algorithm>
-#include <fstream>
+#include <cstdio>
 #include <sstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
+#include <sys/wait.h>
 
 #include "cli/run_cuboid.h"
 
@@ -40,6 +40,23 @@ json document_of(const Words& words) {
   return json::parse(outcome.out);
 }
 
+struct Ended {
+  int status = -1;
+  std::string out;
+};
+
+// The program as a shell starts it: redirections behind its words, variables before it.
+Ended shell(const std::string& words, const std::string& variables = "unset COLUMNS; ") {
+  Ended ended;
+  std::FILE* pipe = popen((variables + CUBOID_PROGRAM " " + words).c_str(), "r");
+  if (pipe == nullptr) return ended;
+  char block[4096];
+  for (std::size_t n; (n = std::fread(block, 1, sizeof block, pipe)) > 0;) ended.out.append(block, n);
+  const int status = pclose(pipe);
+  if (WIFEXITED(status)) ended.status = WEXITSTATUS(status);
+  return ended;
+}
+
 std::size_t longest_line(const std::string& text) {
   std::size_t longest = 0;
   std::istringstream lines(text);
@@ -51,22 +68,20 @@ std::size_t longest_line(const std::string& text) {
 TEST(Surroundings, ClosedStreamsAreNoFiles) {
   const fs::path folder = fresh_folder("closed");
   const std::string text = kOracle + "/config.json";
-  const Words build = {"data", "build", text, "--out"};
   int set = 0;
-  for (const auto& [closed, status] : {std::pair{std::vector{2}, 0}, {std::vector{1}, 3}, {std::vector{0, 1, 2}, 3}}) {
-    Words words = build;
-    words.push_back(folder / std::to_string(set++));
-    EXPECT_EQ(run_cuboid(words, {.closed = closed}).status, status);
-    EXPECT_EQ(document_of({"data", "inspect", words.back(), "--json"}).at("tokens"), fs::file_size(text));
+  for (const auto& [closed, status] : {std::pair{"2>&-", 0}, {"1>&-", 3}, {"0<&- 1>&- 2>&-", 3}}) {
+    const std::string prefix = folder / std::to_string(set++);
+    EXPECT_EQ(shell("data build " + text + " --out " + prefix + " " + closed).status, status) << closed;
+    EXPECT_EQ(document_of({"data", "inspect", prefix, "--json"}).at("tokens"), fs::file_size(text));
   }
 }
 
 TEST(Surroundings, HelpAndPicturesKeepToThePage) {
-  EXPECT_LE(longest_line(run_cuboid({"sample", "--help"}, {.columns = "72"}).out), 72U);
-  EXPECT_GT(longest_line(run_cuboid({"sample", "--help"}).out), 72U);
-  const Words words = {"schedule", "--pp", "3", "--micro-batches", "9"};
-  const std::string wide = run_cuboid(words).out;
-  const std::string narrow = run_cuboid(words, {.columns = "48"}).out;
+  EXPECT_LE(longest_line(shell("sample --help", "COLUMNS=72 ").out), 72U);
+  EXPECT_GT(longest_line(shell("sample --help").out), 72U);
+  const std::string picture = "schedule --pp 3 --micro-batches 9";
+  const std::string wide = shell(picture).out;
+  const std::string narrow = shell(picture, "COLUMNS=48 ").out;
   EXPECT_GT(longest_line(wide), 100U);
   EXPECT_LE(longest_line(narrow), 48U);
   // Nothing is lost.
@@ -74,7 +89,7 @@ TEST(Surroundings, HelpAndPicturesKeepToThePage) {
     EXPECT_THAT(wide, HasSubstr(part));
     EXPECT_THAT(narrow, HasSubstr(part));
   }
-  const auto actions = [](const std::string& text) { return std::count(text.begin(), text.end(), 'B'); };
+  const auto actions = [](const std::string& all) { return std::count(all.begin(), all.end(), 'B'); };
   EXPECT_EQ(actions(narrow), actions(wide));
 }
 
