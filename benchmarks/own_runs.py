@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Predicted beside measured step time of ten runs on this machine, with a cluster fitted here before.
+"""Predicted beside measured step time of eleven runs on this machine, with a cluster fitted here before.
 
 Fits (`bench comm`, `bench step`), then trains every run some times in turn, and prints the median step beside the
 prediction. Wants a machine that does nothing else: one other busy core and the comparison says nothing.
@@ -26,6 +26,7 @@ RUNS = [
     ("llama-micro", 128, 4, "--tp 2 --recompute full"),
     ("gpt2-nano", 128, 8, "--tp 2 --pp 2 --dp 2"),
     ("llama-nano", 128, 8, "--pp 2 --dp 2 --zero 1"),
+    ("llama-nano", 512, 2, "--cp 2"),
 ]
 
 

@@ -117,7 +117,7 @@ void add_run_flags_of_bench(Flags& flags, BenchRun& bench) {
     flags.whole(name_of(axis), bench.degrees[axis], fmt::format("{} parallel degree", word_of(axis)), 1);
   }
   flags.text("schedule", "S", run.schedule, "pipeline schedule");
-  flags.whole("zero", run.zero, "ZeRO stage over the data axis", 0, 3);
+  flags.whole("zero", run.zero, "ZeRO stage over the ranks with copies", 0, 3);
   flags.toggle("sequence-parallel", run.sequence_parallel, "norms split along the sequence over the tp ranks");
   flags.whole("seq-len", run.seq_len, "tokens of a sequence", 1);
   flags.whole("micro-batch", run.micro_batch, "sequences a rank computes at a time", 1);

@@ -22,7 +22,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kUsage = "cuboid bench comm [--tp N --pp N --dp N] [flags]";
+constexpr const char* kUsage = "cuboid bench comm [--tp N --pp N --dp N --cp N] [flags]";
 constexpr const char* kSummary =
     "Times collectives along every axis of a grid on the communicators that training uses, on all groups of an axis at "
     "once,\nand checks every result. algbw is bytes by time, busbw that times 2(n-1)/n for all_reduce and (n-1)/n for "

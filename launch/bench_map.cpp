@@ -33,7 +33,7 @@ constexpr int kFitPasses = 3;
 constexpr double kLeastWeight = 1e-3;
 constexpr int kMostInARow = 16;  // more are like these
 constexpr std::int64_t kSmallBytes = 4096;
-constexpr const char* kUsage = "cuboid bench map --model M --tp N --pp N --dp N [flags]";
+constexpr const char* kUsage = "cuboid bench map --model M --tp N --pp N --dp N --cp N [flags]";
 constexpr const char* kSummary =
     "Runs the same training step, and its communication alone, under each order of the axes and under the best "
     "placement, in\nturn, and ranks them: measured beside predicted. Start it with mpirun to place processes of "

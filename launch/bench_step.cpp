@@ -25,7 +25,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kUsage = "cuboid bench step [--model M] [--tp N --pp N --dp N] [flags]";
+constexpr const char* kUsage = "cuboid bench step [--model M] [--tp N --pp N --dp N --cp N] [flags]";
 constexpr const char* kSummary =
     "Times whole training steps on random tokens, and between them a matrix product of the same type on every rank at "
     "once:\nwhat share of the machine's rate the model's arithmetic reaches. Where the device's rated peak is known, "

@@ -59,9 +59,10 @@ std::optional<Grid> largest_grid(const RunConfig& run, const ModelConfig& model,
   const AxisValues asked = run.grid.degrees();
   std::vector<Grid> grids;
   const auto walk = [&](AxisValues degrees) {
-    for (int pp = asked[Axis::pp]; pp >= 1; --pp) {
+    for (int cp = asked[Axis::cp]; cp >= 1; --cp) {
+      if (asked[Axis::cp] % cp != 0) continue;
       for (int dp = asked[Axis::dp]; dp >= 1; --dp) {
-        degrees[Axis::pp] = pp;
+        degrees[Axis::cp] = cp;
         degrees[Axis::dp] = dp;
         const Grid grid(degrees, run.grid.order());
         if (grid.world() % ranks_per_process == 0 && grid.world() / ranks_per_process <= slots) grids.push_back(grid);
@@ -69,11 +70,11 @@ std::optional<Grid> largest_grid(const RunConfig& run, const ModelConfig& model,
     }
   };
   for (int tp = asked[Axis::tp]; tp >= 1; --tp) {
-    for (int cp = asked[Axis::cp]; cp >= 1; --cp) {
-      if (asked[Axis::tp] % tp != 0 || asked[Axis::cp] % cp != 0) continue;
+    if (asked[Axis::tp] % tp != 0) continue;
+    for (int pp = asked[Axis::pp]; pp >= 1; --pp) {
       AxisValues degrees = asked;
       degrees[Axis::tp] = tp;
-      degrees[Axis::cp] = cp;
+      degrees[Axis::pp] = pp;
       walk(degrees);
     }
   }

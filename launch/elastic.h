@@ -19,7 +19,8 @@ std::vector<Host> answering(const std::vector<Host>& hosts);
 
 /// The grid with the most ranks whose processes fit on so many slots: no axis longer than the run's, the tensor and
 /// context degrees divisors of the run's, everything else as it is (the global batch above all). Of grids with equally
-/// many ranks the one with the longest tensor axis, then context axis, then pipeline: what a rank holds grows least.
+/// many ranks the one with the longest tensor axis, then the longest pipeline, then the longest context axis: weights
+/// grow least, then activations.
 /// None if not even the smallest is possible, or fits in the run's memory limit.
 std::optional<Grid> largest_grid(const RunConfig& run, const ModelConfig& model, int ranks_per_process, int slots);
 

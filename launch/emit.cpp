@@ -141,11 +141,14 @@ void restrict_to(EmitFormat format, PlanRequest& request) {
     case EmitFormat::torchtitan:
       request.schedules = {"1f1b", "interleaved-1f1b", "zb-v"};
       request.zero_stages = {0, 3};
+      // It shards parameters over context ranks whatever is asked, and its expert groups take them in.
+      request.least_zero_with_context = 3;
+      request.context_with_experts = false;
       return;
     case EmitFormat::deepspeed:
       request.schedules = {"1f1b"};
       request.largest_zero_with_pipeline = 1;
-      request.largest_ep = request.largest_cp = 1;  // a model's code says it there, no configuration
+      request.largest_ep = request.largest_cp = 1;  // the model's own code must do it there
       return;
     default:
       return;

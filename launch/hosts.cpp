@@ -232,13 +232,13 @@ std::vector<RankPlace> read_rank_file(const std::string& path) {
     problems.add_if(!is_new, fmt::format("{}: line {}: rank {} is placed twice", path, number, *rank));
   }
   std::vector<RankPlace> all;
-  int next = 0;
+  std::int64_t next = 0;
   for (auto& [rank, place] : places) {
     if (rank > next) {
       problems.add(rank == next + 1 ? fmt::format("{}: rank {} is not placed", path, next)
                                     : fmt::format("{}: ranks {} to {} are not placed", path, next, rank - 1));
     }
-    next = rank + 1;
+    next = std::int64_t{rank} + 1;
     all.push_back(std::move(place));
   }
   if (places.empty() && problems.empty()) problems.add(path + ": places no rank");

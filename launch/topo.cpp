@@ -76,7 +76,7 @@ void add_flags(Flags& flags, Request& request) {
   flags.whole("seq-len", request.run.seq_len, "tokens of a sequence", 1);
   flags.whole("micro-batch", request.run.micro_batch, "sequences a rank computes at a time", 1);
   flags.whole("global-batch", request.run.global_batch, "sequences a step; 0: 4 micro-batches a rank and stage", 0);
-  flags.whole("zero", request.run.zero, "ZeRO stage over the data axis", 0, 3);
+  flags.whole("zero", request.run.zero, "ZeRO stage over the ranks with copies", 0, 3);
   flags.toggle("sequence-parallel", request.run.sequence_parallel, "norms split along the sequence");
   flags.choice<DType>("dtype", request.run.dtype, {{"float32", DType::float32}, {"bfloat16", DType::bfloat16}},
                       "of activations and weights");

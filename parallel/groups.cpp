@@ -19,28 +19,20 @@ Groups::Groups(const Grid& grid, Communicator& world) : grid_(grid), at_(grid.co
     axes_[static_cast<std::size_t>(axis)] = world.split(grid.group_index(axis, world.rank()), at_[axis], name_of(axis));
   }
   data_ = together({Axis::dp, Axis::ep}, grid.data_rank(at_));
-  if (grid.degree(Axis::cp) == 1) {
-    copies_ = data_;
-    expert_copies_ = &axis(Axis::dp);
-  } else {
-    copies_ = together({Axis::dp, Axis::ep, Axis::cp}, grid.copy_rank(at_));
-    expert_copies_ = together({Axis::dp, Axis::cp}, grid.expert_copy_rank(at_));
-  }
+  const bool cut = grid.degree(Axis::cp) > 1;
+  copies_ = cut ? together({Axis::dp, Axis::ep, Axis::cp}, grid.copy_rank(at_)) : data_;
+  expert_copies_ = cut ? together({Axis::dp, Axis::cp}, grid.expert_copy_rank(at_)) : &axis(Axis::dp);
 }
 
 Communicator* Groups::together(const std::vector<Axis>& axes, int member) {
-  std::vector<Axis> long_ones;
   std::string name;
   Coordinate first = at_;
   for (const Axis a : axes) {
-    if (grid_.degree(a) == 1) continue;
-    long_ones.push_back(a);
-    name += (name.empty() ? "" : "-") + std::string(name_of(a));
+    if (grid_.degree(a) > 1) name += (name.empty() ? "" : "-") + std::string(name_of(a));
     first[a] = 0;
   }
-  if (long_ones.empty()) return &axis(axes.front());
-  if (long_ones.size() == 1) return &axis(long_ones.front());
-  several_.push_back(world_.split(grid_.rank(first), member, name));
+  if (name.empty() || name == name_of(Axis::dp)) return &axis(Axis::dp);
+  several_.push_back(world_.split(grid_.rank(first), member, name + " copies"));
   return several_.back().get();
 }
 

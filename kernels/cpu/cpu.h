@@ -1,4 +1,4 @@
-// The kernels of kernels.h on the CPU. Arguments are checked where they are dispatched (dispatch.cpp), not here.
+// The kernels of kernels.h on the CPU. Arguments are checked where they are dispatched (kernels/dispatch), not here.
 #pragma once
 
 #include "cuboid/kernels/kernels.h"

@@ -14,6 +14,7 @@
 #include "cuboid/parallel/pipeline/select.h"
 
 #include "pipeline_shape.h"
+#include "rank_memory.h"
 #include "shared_shapes.h"
 #include "stages.h"
 
@@ -22,9 +23,8 @@ namespace {
 
 using plan::ActionCost;
 using plan::BlockPrice;
-using plan::Held;
+using plan::Elements;
 using plan::ModelPrice;
-using plan::MostHeld;
 using plan::Placed;
 using plan::ScheduleShape;
 using plan::StageMap;
@@ -72,6 +72,7 @@ class Step {
         placed_(placed),
         data_(placed.data),
         price_(price),
+        memory_(stack_, run_, model_, price_, data_),
         training_flops_(training_flops) {}
 
   /// @param paths  critical paths of this schedule under other costs
@@ -81,7 +82,9 @@ class Step {
     add_transfers_and_overheads();
     StepBound bound;
     // Of ranks that do the same the first holds most, and the last starts last.
-    for (const int rank : stages_.ends) add_least_memory(rank, shape, bound);
+    for (const int rank : stages_.ends) {
+      memory_.add_least(stages_, stages_of(rank), shape.held(rank, run_.micro_batches()), bound);
+    }
     if (bound.memory_bytes > options_.memory_limit) return bound;
     double end = 0;
     double gathers = 0;
@@ -187,25 +190,7 @@ class Step {
     costs_.at_once = run_.grid.degree(Axis::pp) / sharing();
   }
 
-  // Elements of the model on a pipeline rank; a tied output matrix beside its embedding is the same matrix.
-  struct Elements {
-    double dense = 0, expert = 0;
-  };
-  Elements elements(int rank) const {
-    Elements sum;
-    const std::vector<int>& own = stages_of(rank);
-    for (const int stage : own) {
-      sum.dense += stages_[stage].parameters;
-      sum.expert += stages_[stage].expert_parameters;
-    }
-    const bool first = own.front() == 0;
-    const bool last = own.back() + 1 == stages_.count();
-    if (model_.tied && first && last) sum.dense -= tied_elements();
-    return sum;
-  }
-  double tied_elements() const {
-    return static_cast<double>(model_.vocab * model_.hidden) / run_.grid.degree(Axis::tp);
-  }
+  Elements elements(int rank) const { return memory_.elements(stages_, stages_of(rank)); }
 
   double over_data(const Elements& e, Operation operation, double bytes) const {
     return plan::data_seconds(cluster_, data_.dense, operation, e.dense * bytes) +
@@ -228,7 +213,7 @@ class Step {
     const int first = map_->rank_of_stage.front();
     const int last = map_->rank_of_stage.back();
     if (!model_.tied || first == last || (rank != first && rank != last)) return 0;
-    return 2 * transfer_seconds(cluster_, placed_.stages, tied_elements() * stack_.gradient_bytes_sent);
+    return 2 * transfer_seconds(cluster_, placed_.stages, memory_.tied_elements() * stack_.gradient_bytes_sent);
   }
 
   // Of gathering the new parameters before the next step's first forward.
@@ -254,14 +239,8 @@ class Step {
     return std::max(1.0, static_cast<double>(on_node) / cluster_.device.shared_cores);
   }
 
-  double shards(const GroupPlacement& group, int from_zero) const { return run_.zero >= from_zero ? group.ranks : 1; }
-
-  double sharded(const Elements& e, int from_zero) const {
-    return e.dense / shards(data_.dense, from_zero) + e.expert / shards(data_.expert, from_zero);
-  }
-
   double optimizer_seconds(int rank) const {
-    return sharing() * sharded(elements(rank), 1) * stack_.optimizer_traffic /
+    return sharing() * memory_.sharded(elements(rank), 1) * stack_.optimizer_traffic /
            (cluster_.device.memory_bandwidth * stack_.memory_efficiency);
   }
 
@@ -296,23 +275,6 @@ class Step {
     const int first = map_->rank_of_stage.front();
     return std::max(0.0,
                     tail_reduction(rank) + optimizer_seconds(rank) - tail_reduction(first) - optimizer_seconds(first));
-  }
-
-  void add_least_memory(int rank, const ScheduleShape& shape, StepBound& bound) const {
-    double kept = std::numeric_limits<double>::infinity();
-    double for_weights = kept;
-    double temporary = kept;
-    for (const int stage : stages_of(rank)) {
-      kept = std::min(kept, stages_[stage].bytes.kept);
-      for_weights = std::min(for_weights, stages_[stage].bytes.kept_for_weights);
-      temporary = std::min(temporary, stages_[stage].bytes.temporary);
-    }
-    const double fixed = fixed_memory(rank).total();
-    const MostHeld most = shape.held(rank, run_.micro_batches());
-    bound.kept_bytes = std::max(bound.kept_bytes, fixed + most.of_whole.whole * kept);
-    const auto bytes = [&](const Held& held) { return fixed + held.whole * kept + held.for_weights * for_weights; };
-    // Behind the one time comes an action with temporary bytes, behind the other perhaps W, which has none.
-    bound.memory_bytes = std::max({bound.memory_bytes, bytes(most.of_whole) + temporary, bytes(most.of_weights)});
   }
 
   double seconds_of(const CriticalPath& path) const {
@@ -388,49 +350,11 @@ class Step {
       RankPrediction& prediction = out_.ranks.emplace_back();
       prediction.busy = simulation.busy[at(rank)];
       MemoryByCause& memory = prediction.memory;
-      memory = fixed_memory(rank);
-      memory.activations = peak_activations(simulation.spans[at(rank)], memory, prediction.timeline);
+      memory = memory_.fixed(elements(rank));
+      memory.activations = memory_.peak_activations(stages_, simulation.spans[at(rank)], memory.total(),
+                                                    options_.spans ? &prediction.timeline : nullptr);
       if (memory.total() > out_.ranks[at(out_.peak_rank)].memory.total()) out_.peak_rank = rank;
     }
-  }
-
-  // All but activations.
-  MemoryByCause fixed_memory(int rank) const {
-    const Elements e = elements(rank);
-    MemoryByCause memory;
-    memory.parameters = sharded(e, 3) * stack_.parameter_bytes;
-    memory.gradients = sharded(e, 2) * stack_.gradient_bytes;
-    memory.optimizer = sharded(e, 1) * stack_.optimizer_bytes;
-    memory.communication = stack_.reserved_bytes + gathered_bytes();
-    return memory;
-  }
-
-  // ZeRO-3 holds two whole layers: one computes, the next is gathered.
-  double gathered_bytes() const {
-    if (run_.zero < 3) return 0;
-    double most = 0;
-    for (const BlockPrice& layer : price_.layers) most = std::max(most, layer.parameters + layer.expert_parameters);
-    return 2 * most * stack_.parameter_bytes;
-  }
-
-  double peak_activations(const std::vector<Span>& spans, const MemoryByCause& others,
-                          std::vector<MemoryPoint>& timeline) const {
-    const double base = others.total();
-    double held = 0;
-    double peak = 0;
-    for (const Span& span : spans) {
-      if (!computes(span.action.kind)) continue;
-      const plan::ActivationBytes& bytes = stages_[span.action.stage].bytes;
-      const ActionKind kind = span.action.kind;
-      if (kind == ActionKind::forward) held += bytes.kept;
-      peak = std::max(peak, held + (kind == ActionKind::weight_gradient ? 0 : bytes.temporary));
-      if (kind == ActionKind::forward && options_.spans) timeline.push_back({span.begin, base + held});
-      if (kind == ActionKind::backward) held -= bytes.kept;
-      if (kind == ActionKind::input_gradient) held -= bytes.kept - bytes.kept_for_weights;
-      if (kind == ActionKind::weight_gradient) held -= bytes.kept_for_weights;
-      if (kind != ActionKind::forward && options_.spans) timeline.push_back({span.end, base + held});
-    }
-    return peak;
   }
 
   void judge() {
@@ -451,8 +375,9 @@ class Step {
   const ModelTrace& trace_;
   const PredictOptions& options_;
   const Placed& placed_;
-  const plan::DataGroups& data_;
+  const plan::CopyPlacements& data_;
   const ModelPrice& price_;
+  plan::RankMemory memory_;
   double training_flops_;  // per token
   Schedule schedule_;
   Stages stages_;

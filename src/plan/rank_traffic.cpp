@@ -3,7 +3,7 @@
 
 #include "cuboid/plan/report.h"
 
-#include "data_messages.h"
+#include "axis_messages.h"
 
 namespace cuboid {
 namespace {

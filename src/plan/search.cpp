@@ -132,18 +132,21 @@ class Search {
   // Whether it can, and is long enough to gain by it.
   bool cuts_sequence(int cp) const {
     return cp <= request_.largest_cp && request_.seq_len / cp >= kFewestTokensOfAPart &&
-           model_of(model_).splits_context();
+           model_of(model_).splits_context() && (model_.experts == 0 || request_.context_with_experts);
   }
 
   void grids(const AxisValues& degrees) {
     const int samples = degrees[Axis::ep] * degrees[Axis::dp];
     if (request_.global_batch % samples != 0) return reject(kBatch);
     for (const Grid& grid : placements(degrees)) {
+      bool fits = true;
       for (int micro_batch = 1; micro_batch <= kLargestMicroBatch; micro_batch *= 2) {
-        if (request_.global_batch / samples % micro_batch == 0) {
-          settings(grid, micro_batch);
-        } else {
+        if (request_.global_batch / samples % micro_batch != 0) {
           reject(kBatch);
+        } else if (fits) {
+          fits = settings(grid, micro_batch);
+        } else {
+          reject(kMemory);
         }
       }
     }
@@ -193,7 +196,11 @@ class Search {
     return made;
   }
 
-  void settings(const Grid& grid, int micro_batch) {
+  // Returns false if memory ruled out all of them. Then it rules out those of larger micro-batches, of which half as
+  // many are held at least, each of twice the size.
+  bool settings(const Grid& grid, int micro_batch) {
+    const std::size_t open = open_.size();
+    const std::int64_t too_large = result_.rejected[kMemory];
     RunConfig run = asked();
     run.grid = grid;
     run.micro_batch = micro_batch;
@@ -208,12 +215,14 @@ class Search {
         // Nothing to shard; or another framework has no such combination.
         if (zero > 0 && grid.copies() == 1) continue;
         if (pp > 1 && zero > request_.largest_zero_with_pipeline) continue;
+        if (grid.degree(Axis::cp) > 1 && zero < request_.least_zero_with_context) continue;
         run.zero = zero;
         const bool splits = request_.seq_len / grid.degree(Axis::cp) % tp == 0;
         recomputations(run, tp > 1 && splits);
         if (tp > 1 && !splits) reject(kSequence);
       }
     }
+    return open_.size() > open || result_.rejected[kMemory] == too_large;
   }
 
   // All that is left to choose: whether to split the sequence, and what to recompute. What keeps least can rule out the

@@ -43,7 +43,7 @@ const Placed& SharedShapes::place(const Cluster& cluster, const Grid& grid) {
                .grid = grid,
                .traced = place_traced_groups(cluster, grid),
                .traced_number = 0,
-               .data = place_data_groups(cluster, grid),
+               .data = place_copies(cluster, grid),
                .data_number = 0,
                .stages = place_group(cluster, grid, {Axis::pp})};
     placed_.traced_number = number(places_, lie({&placed_.traced.tp, &placed_.traced.cp, &placed_.traced.ep}));

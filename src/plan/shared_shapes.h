@@ -22,7 +22,7 @@ struct Placed {
   Grid grid = {};
   TracedGroups traced = {};
   int traced_number = 0;
-  DataGroups data = {};
+  CopyPlacements data = {};
   int data_number = 0;
   GroupPlacement stages = {};  ///< of a pipeline
 };

@@ -33,7 +33,7 @@ class Pricer {
       : cluster_(cluster),
         run_(run),
         traced_(place_traced_groups(cluster, run.grid)),
-        data_(place_data_groups(cluster, run.grid)) {}
+        data_(place_copies(cluster, run.grid)) {}
 
   BlockPrice price(const TracedBlock& block) const {
     const PassCost forward = pass_cost(cluster_, traced_, block.forward);
@@ -94,7 +94,7 @@ class Pricer {
   const Cluster& cluster_;
   const RunConfig& run_;
   TracedGroups traced_;
-  DataGroups data_;
+  CopyPlacements data_;
 };
 
 // The pass as it is where all logits are made at once: kernels that do the same to chunks of the tokens become one.
@@ -156,7 +156,7 @@ BlockPrice& BlockPrice::operator+=(const BlockPrice& other) {
   return *this;
 }
 
-DataGroups place_data_groups(const Cluster& cluster, const Grid& grid) {
+CopyPlacements place_copies(const Cluster& cluster, const Grid& grid) {
   return {place_group(cluster, grid, {Axis::cp, Axis::ep, Axis::dp}), place_group(cluster, grid, {Axis::cp, Axis::dp})};
 }
 

@@ -43,11 +43,11 @@ struct ModelPrice {
 };
 
 /// Groups over which gradients are reduced and parameters gathered.
-struct DataGroups {
+struct CopyPlacements {
   GroupPlacement dense;   ///< cp × ep × dp
   GroupPlacement expert;  ///< cp × dp
 };
-DataGroups place_data_groups(const Cluster& cluster, const Grid& grid);
+CopyPlacements place_copies(const Cluster& cluster, const Grid& grid);
 
 /// The head as it is where all logits are made at once: kernels that do the same to chunks of the tokens become one.
 void merge_chunks(TracedBlock& head);

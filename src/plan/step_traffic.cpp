@@ -8,7 +8,7 @@
 #include "cuboid/plan/trace.h"
 #include "cuboid/train/pipeline_plan.h"
 
-#include "data_messages.h"
+#include "axis_messages.h"
 
 namespace cuboid {
 namespace {

@@ -14,7 +14,7 @@ class Tracer {
         })),
         tensor_(communicator(Axis::tp, options.tp_rank, options.tp)),
         experts_(communicator(Axis::ep, 0, options.ep)),
-        context_(communicator(Axis::cp, 0, options.cp)),
+        context_(communicator(Axis::cp, options.cp - 1, options.cp)),
         data_(communicator(Axis::dp, 0, 1)),
         probe_(device_, *tensor_, *experts_, *context_, *data_, kinds, options,
                [this](auto* events) { events_ = events; }) {}

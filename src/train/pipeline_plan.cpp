@@ -143,7 +143,8 @@ BlockCosts modelled_block_costs(const RunConfig& run, const ModelConfig& model) 
   const double output = forward.back() - norm;
   const double layer = forward[1];
   const double again = run.recompute == Recompute::full ? layer : 0;
-  const double tokens = static_cast<double>(run.seq_len) * run.micro_batch / run.grid.degree(Axis::tp);
+  const double tokens =
+      static_cast<double>(run.seq_len) * run.micro_batch / run.grid.degree(Axis::tp) / run.grid.degree(Axis::cp);
   BlockCosts costs;
   costs.embedding = scaled({.forward = norm, .backward = norm, .input_gradient = 0, .weight_gradient = norm}, tokens);
   costs.layer = scaled(

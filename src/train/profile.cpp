@@ -161,8 +161,7 @@ class BlockProfile {
 
 // Half of the shortest exchange of a stage boundary between ranks 0 and 1: known to rank 0.
 double measured_transfer(RankContext& context, const RunConfig& run, const ModelConfig& model) {
-  const int tp = run.grid.degree(Axis::tp);
-  const Shape boundary = {run.sequence_parallel ? run.seq_len / tp : run.seq_len, run.micro_batch, model.hidden};
+  const Shape boundary = {run.local_positions(), run.micro_batch, model.hidden};
   Communicator& world = *context.world;
   double shortest = kNever;
   if (context.rank > 1) return shortest;

@@ -52,9 +52,7 @@ Replica::Replica(RankContext& context, const RunConfig& run, const ModelConfig& 
                                                    experts_, context_));
     stages[blocks.stage] = stages_.back().get();
   }
-  const std::int64_t part = run.seq_len / context_.size();
-  const std::int64_t positions = tp_.splits_sequence() ? part / tp_.size() : part;
-  const Shape boundary = {positions, run.micro_batch, config.hidden};  // (T,B,C), (T/cp,B,C) or (T/cp/tp,B,C)
+  const Shape boundary = {run.local_positions(), run.micro_batch, config.hidden};  // (T,B,C) or its part
   executor_ = std::make_unique<Executor>(layout_.training, pipeline_rank, stages, &channels_, boundary, run.dtype);
   evaluator_ = std::make_unique<Executor>(layout_.evaluation, pipeline_rank, stages, &channels_, boundary, run.dtype);
 }

@@ -109,6 +109,19 @@ TEST(PlanCommand, SaysHowSequencesAreCut) {
   EXPECT_THAT(emitted("cuboid"), HasSubstr("cp = 8"));
 }
 
+// torchtitan shards parameters over context ranks whatever is asked: what is planned for it must do the same.
+TEST(PlanCommand, PlansForTorchtitanWhatItDoes) {
+  const auto best = [](const char* format) {
+    const Outcome outcome = run_cuboid({"plan", "--model", "qwen2-0.5b", "--cluster", "dgx-h100", "--gpus", "8",
+                                        "--global-batch", "3", "--seq-len", "32768", "--emit", format, "--json"});
+    return json::parse(outcome.out)["candidates"][0];
+  };
+  EXPECT_EQ(best("cuboid")["cp"], 8);
+  EXPECT_LT(best("cuboid")["zero"], 3);
+  EXPECT_EQ(best("torchtitan")["cp"], 8);
+  EXPECT_EQ(best("torchtitan")["zero"], 3);
+}
+
 TEST(PlanCommand, WritesAReport) {
   const auto folder = fresh_folder("plan_report");
   const Outcome outcome = run_cuboid(request({"--html", (folder / "report.html").string()}));

@@ -44,6 +44,7 @@ TEST_P(BFloat16Training, FollowsTheReferenceAndItselfOnOtherGrids) {
   }
   const Layout others[] = {{.model = name, .tp = 2, .sequence_parallel = true},
                            {.model = name, .dp = 4, .micro_batch = 1, .zero = 2},
+                           {.model = name, .cp = 4},
                            {.model = name, .tp = 2, .pp = 2, .dp = 2, .zero = 3}};
   for (const Layout& layout : others) {
     RunConfig run = bfloat16_run(layout);
@@ -63,7 +64,8 @@ INSTANTIATE_TEST_SUITE_P(Models, BFloat16Training, testing::Values("gpt2-tiny", 
 
 TEST(BFloat16Bits, ReductionsTravelInTheTypeAsked) {
   const ModelConfig model = oracle_model("llama-odd");
-  for (const Layout& layout : {Layout{.model = "llama-odd", .tp = 2}, Layout{.model = "llama-odd", .dp = 2}}) {
+  for (const Layout& layout : {Layout{.model = "llama-odd", .tp = 2}, Layout{.model = "llama-odd", .dp = 2},
+                               Layout{.model = "llama-odd", .cp = 2}}) {
     RunConfig run = bfloat16_run(layout);
     run.steps = 2;
     const std::string in_float = train(run, model).weights_hash;
@@ -74,15 +76,17 @@ TEST(BFloat16Bits, ReductionsTravelInTheTypeAsked) {
 
 TEST(BFloat16Bits, ZeroStageAndRecomputationChangeNone) {
   const ModelConfig model = oracle_model("gpt2-tiny");
-  RunConfig run = bfloat16_run({.model = "gpt2-tiny", .dp = 2});
-  run.steps = 5;
-  run.dropout = 0.1;
-  const std::string hash = train(run, model).weights_hash;
-  run.zero = 1;
-  EXPECT_EQ(train(run, model).weights_hash, hash);
-  for (const Recompute recompute : {Recompute::selective, Recompute::full}) {
-    run.recompute = recompute;
-    EXPECT_EQ(train(run, model).weights_hash, hash);
+  for (const Layout& layout : {Layout{.model = "gpt2-tiny", .dp = 2}, Layout{.model = "gpt2-tiny", .cp = 2}}) {
+    RunConfig run = bfloat16_run(layout);
+    run.steps = 5;
+    run.dropout = 0.1;
+    const std::string hash = train(run, model).weights_hash;
+    run.zero = 1;
+    EXPECT_EQ(train(run, model).weights_hash, hash) << name_of(layout);
+    for (const Recompute recompute : {Recompute::selective, Recompute::full}) {
+      run.recompute = recompute;
+      EXPECT_EQ(train(run, model).weights_hash, hash) << name_of(layout);
+    }
   }
 }
 

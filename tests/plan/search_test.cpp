@@ -10,7 +10,7 @@
 #include "cuboid/parallel/pipeline/generators.h"
 #include "cuboid/plan/report.h"
 
-#include "src/plan/data_messages.h"
+#include "src/plan/axis_messages.h"
 
 namespace cuboid {
 namespace {
@@ -82,8 +82,6 @@ TEST(Search, SplitsExpertsOverRanks) {
   EXPECT_EQ(result.searched, result.feasible + sum_of_rejected(result));
 }
 
-// Activations that a schedule holds are counted in its rows for a few numbers of micro-batches, and for all others the
-// next smaller one counts.
 TEST(Search, CutsLongSequencesOverRanks) {
   Predictor predictor(load_model("llama3.2-1b"), load_cluster("dgx-h100"));
   PlanRequest request = small_request();
@@ -102,11 +100,15 @@ TEST(Search, CutsLongSequencesOverRanks) {
   // Parts of fewer tokens are not looked at.
   request.largest_cp = 8;
   request.seq_len = 2 * kFewestTokensOfAPart;
+  int largest = 1;
   for (const PlanCandidate& candidate : search_plans(predictor, request).pareto) {
-    EXPECT_LE(candidate.run.grid.degree(Axis::cp), 2);
+    largest = std::max(largest, candidate.run.grid.degree(Axis::cp));
   }
+  EXPECT_EQ(largest, 2);
 }
 
+// Activations that a schedule holds are counted in its rows for a few numbers of micro-batches, and for all others the
+// next smaller one counts.
 TEST(Bounds, OfMemoryAreBelowWhatIsFoundForAnyNumberOfMicroBatches) {
   ModelConfig model = load_model("gpt2");
   Predictor predictor(model, load_cluster("dgx-a100"));
@@ -217,7 +219,6 @@ TEST(ParetoFront, HasNoMemberThatAnotherBeats) {
   }
 }
 
-// Bytes of a step by hand: rings over tensor and data groups, and boundaries both ways.
 // A collective that goes axis by axis sends what one ring over all its ranks would.
 TEST(MessagesOverAxes, SendWhatARingOverAllOfThemDoes) {
   const Grid grid({{5, 2, 3, 4, 1}}, Grid::kDefaultOrder);
@@ -236,6 +237,7 @@ TEST(MessagesOverAxes, SendWhatARingOverAllOfThemDoes) {
   EXPECT_TRUE(plan::messages_over(Grid(), plan::kDenseCopies, Collective::all_reduce, kBytes).empty());
 }
 
+// Bytes of a step by hand: rings over tensor and data groups, and boundaries both ways.
 TEST(TrafficMap, HasTheBytesOfTheGrid) {
   Predictor predictor(load_model("gpt2"), load_cluster("dgx-a100"));
   RunConfig run;

@@ -28,7 +28,8 @@ struct SequencePart {
 };
 
 /// The part of a context-parallel rank: chunks rank and 2·ranks - 1 - rank of 2·ranks equal ones. Under a causal mask
-/// the first chunk has the cheapest queries where the second has the dearest: every rank has the same work.
+/// the first chunk has the cheapest queries where the second has the dearest: every rank has the same work. (With a
+/// window the last rank, in the middle of the sequence, has most.)
 /// @pre length is a multiple of 2·ranks, unless ranks is 1
 CUBOID_HD inline SequencePart context_part(std::int64_t length, int rank, int ranks) {
   if (ranks == 1) return {};

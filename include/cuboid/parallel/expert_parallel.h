@@ -2,8 +2,8 @@
 // expert group, each cut over the tensor axis like a dense one. Nothing is dropped: however unevenly tokens are spread,
 // every copy is computed. Ranks of an expert group route their own samples' tokens and exchange them (arXiv
 // 2006.16668), so that
-//   - an expert's gradient is a sum over all their samples as it is: it is reduced over dp alone;
-//   - everything else, the router too, is dense: reduced over dp and ep.
+//   - an expert's gradient is a sum over all their samples as it is: it is reduced over dp (and cp) alone;
+//   - everything else, the router too, is dense: reduced over dp, ep (and cp).
 // The steps, in a layer: route → dispatch → expert_linear, activation, expert_linear → combine.
 #pragma once
 

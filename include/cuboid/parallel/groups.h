@@ -25,18 +25,19 @@ class Groups {
   /// The ranks of this one's dp and ep axes together, by Grid::data_rank: they train on different samples.
   Communicator& data() const { return *data_; }
   /// Those with the same dense parameters (dp, ep and cp), by Grid::copy_rank, and those with the same experts (dp and
-  /// cp), by Grid::expert_copy_rank.
+  /// cp), by Grid::expert_copy_rank. Never the group in which layers exchange activations, even where its ranks are the
+  /// same: reductions run beside those messages.
   Communicator& copies() const { return *copies_; }
   Communicator& expert_copies() const { return *expert_copies_; }
 
  private:
+  // Of several axes. Collective over the world.
+  Communicator* together(const std::vector<Axis>& axes, int member);
+
   Grid grid_;
   Coordinate at_;
   Communicator& world_;
   std::array<std::unique_ptr<Communicator>, kAxisCount> axes_;
-  // Of several axes. Collective over the world.
-  Communicator* together(const std::vector<Axis>& axes, int member);
-
   std::vector<std::unique_ptr<Communicator>> several_;
   Communicator* data_;
   Communicator* copies_;

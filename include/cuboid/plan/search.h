@@ -25,6 +25,8 @@ struct PlanRequest {
   int largest_zero_with_pipeline = 3;           ///< with pp > 1
   int largest_ep = 1 << 20;                     ///< most ranks over which experts are split; 1: every rank keeps all
   int largest_cp = 1 << 20;                     ///< most ranks over which a sequence is cut; 1: it is not
+  int least_zero_with_context = 0;              ///< with cp > 1
+  bool context_with_experts = true;             ///< cp > 1 for models with experts, too
 };
 
 /// Fewest tokens of a sequence that a search leaves a rank with: cutting shorter ones saves little and only adds

@@ -79,7 +79,9 @@ struct TracedBlock {
 /// What decides a rank's share of a micro-batch.
 struct TraceOptions {
   int tp = 1;
-  int cp = 1;  ///< all its ranks have equal shares
+  /// The share is that of the last context rank. All have equal bytes, and equal work under a plain causal mask; with a
+  /// window the last, whose chunks lie in the middle of the sequence, has most.
+  int cp = 1;
   int ep = 1;
   int tp_rank = 0;  ///< whose share: ranks differ where the vocabulary does not divide
   bool sequence_parallel = false;

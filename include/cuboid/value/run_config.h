@@ -93,6 +93,11 @@ struct RunConfig {
   friend bool operator==(const RunConfig&, const RunConfig&) = default;
   /// Micro-batches a rank runs in a step: global / (dp × ep × micro). @pre divisible (checked at start-up)
   int micro_batches() const { return global_batch / (grid.data_degree() * micro_batch); }
+  /// Positions of a sequence that a rank holds between split layers: T, or its part over cp and, with sequence
+  /// parallelism, tp.
+  std::int64_t local_positions() const {
+    return std::int64_t{seq_len} / grid.degree(Axis::cp) / (sequence_parallel ? grid.degree(Axis::tp) : 1);
+  }
 };
 
 }  // namespace cuboid

@@ -1,4 +1,4 @@
-#include "data_messages.h"
+#include "axis_messages.h"
 
 #include <algorithm>
 
