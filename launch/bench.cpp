@@ -13,6 +13,7 @@
 #include "cuboid/core/units.h"
 #include "cuboid/formats/cluster_file.h"
 #include "cuboid/formats/durable.h"
+#include "cuboid/formats/hf_config.h"
 #include "cuboid/train/check.h"
 
 #include "launch/job.h"
@@ -37,11 +38,31 @@ constexpr Kind kKinds[] = {
 void add_ranks_flags(Flags& flags, BenchRanks& where) {
   flags.section("Ranks");
   flags.whole("ranks-per-process", where.ranks_per_process, "under mpirun or srun: ranks that are threads of a process",
-              1, 1024);
+              1, kMostThreads);
   flags.real("deadline", where.deadline, "longest wait for another rank, in seconds", "SECONDS");
 }
 
+const char* word_of(Axis axis) {
+  switch (axis) {
+    case Axis::tp:
+      return "tensor";
+    case Axis::cp:
+      return "context";
+    case Axis::ep:
+      return "expert";
+    case Axis::dp:
+      return "data";
+    case Axis::pp:
+      break;
+  }
+  return "pipeline";
+}
+
 void choose_gpus(BenchRanks& where, int world, Problems& problems) {
+  if (job() == nullptr && world > kMostThreads) {
+    problems.add(fmt::format("the grid has {} ranks; one process runs at most {}", world, kMostThreads));
+    return;
+  }
   try {
     where.gpus = choose_gpus(where.device, world, job(), where.ranks_per_process);
   } catch (const Error& error) {
@@ -93,7 +114,7 @@ void add_run_flags_of_bench(Flags& flags, BenchRun& bench) {
   flags.section("Training step");
   flags.text("model", "M", run.model, "preset name, config.json, or a folder with one");
   for (Axis axis : {Axis::tp, Axis::pp, Axis::dp, Axis::cp}) {
-    flags.whole(name_of(axis), bench.degrees[axis], "degree of the axis", 1);
+    flags.whole(name_of(axis), bench.degrees[axis], fmt::format("{} parallel degree", word_of(axis)), 1);
   }
   flags.text("schedule", "S", run.schedule, "pipeline schedule");
   flags.whole("zero", run.zero, "ZeRO stage over the ranks with copies", 0, 3);
@@ -109,15 +130,14 @@ void add_run_flags_of_bench(Flags& flags, BenchRun& bench) {
   flags.whole("threads-per-rank", run.threads_per_rank, "threads of a rank's matrix products", 1, 1024);
 }
 
-RunConfig checked_run(const BenchRun& bench, const ModelConfig& model, Problems& problems) {
+RunConfig checked_run(const BenchRun& bench, ModelConfig& model, Problems& problems) {
   RunConfig run = bench.run;
   run.data.paths = {"random tokens"};
-  try {
-    run.grid = Grid(bench.degrees, bench.order);
+  collect(problems, [&] { run.grid = Grid(bench.degrees, bench.order); });
+  collect(problems, [&] {
+    model = load_model(run.model);
     check_run(model, run, problems);
-  } catch (const Error& error) {
-    problems.add(error.what());
-  }
+  });
   return run;
 }
 

@@ -14,6 +14,7 @@
 #include "launch/commands.h"
 #include "launch/flags.h"
 #include "launch/gpus.h"
+#include "launch/outputs.h"
 
 namespace cuboid::launch {
 
@@ -30,6 +31,12 @@ struct BenchRanks {
   std::vector<int> gpus = {};  ///< of this process's ranks; empty: they compute on the CPU
 };
 void add_ranks_flags(Flags& flags, BenchRanks& where);
+
+/// "tensor", of tensor parallelism.
+const char* word_of(Axis axis);
+
+/// Most ranks that are threads of one process, as in training.
+inline constexpr int kMostThreads = 1024;
 
 /// Sets where.gpus by where.device. A request that cannot be met goes to problems.
 void choose_gpus(BenchRanks& where, int world, Problems& problems);
@@ -52,8 +59,8 @@ struct BenchRun {
   std::string order{Grid::kDefaultOrder};
 };
 void add_run_flags_of_bench(Flags& flags, BenchRun& bench);
-/// The run with its grid. Every fault goes to problems.
-RunConfig checked_run(const BenchRun& bench, const ModelConfig& model, Problems& problems);
+/// The run with its grid, and its model. Every fault goes to problems.
+RunConfig checked_run(const BenchRun& bench, ModelConfig& model, Problems& problems);
 
 /// The cluster that --save completes: the file that is there already, else the preset of the first GPU used, or
 /// cpu-local without any. @throws Error{request} for a GPU that no preset has

@@ -27,6 +27,9 @@ constexpr const char* kSummary =
     "Times collectives along every axis of a grid on the communicators that training uses, on all groups of an axis at "
     "once,\nand checks every result. algbw is bytes by time, busbw that times 2(n-1)/n for all_reduce and (n-1)/n for "
     "reduce_scatter,\nall_gather and all_to_all, as nccl-tests defines them; in decimal GB/s.";
+constexpr const char* kOperations = "all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, send";
+constexpr std::int64_t kLeastBytes = 4;
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 40;
 constexpr int kMostPairs = 32;  // ranks, of which all pairs are measured unless asked for
 
 struct Request {
@@ -56,18 +59,17 @@ Axis axis_named(const std::string& word) {
 }
 
 void add_flags(Flags& flags, Request& request) {
-  flags.section("Grid");
+  flags.section("Grid (no degree given: all ranks of a job, else all GPUs, at least 2, along tp)");
   for (Axis axis : kAxes)
-    flags.whole(name_of(axis), request.degrees[axis],
-                "degree of the axis; none given: all ranks of a job, else all GPUs, at least 2, along tp", 1);
+    flags.whole(name_of(axis), request.degrees[axis], fmt::format("{} parallel degree", word_of(axis)), 1);
   flags.text("order", "AXES", request.order, "axes from the fastest-varying on");
   flags.section("Measurement");
   flags.add(
-      "ops", "OP...", "all", "all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, send",
+      "ops", "OP...", "all", kOperations,
       [&request](const Flags::Values& v) {
         for (const auto& word : v) {
           const auto operation = comm_operation(word);
-          if (!operation) throw Error(ErrorKind::request, fmt::format("'{}' is no operation", word));
+          if (!operation) throw Error(ErrorKind::request, fmt::format("'{}' is not one of {}", word, kOperations));
           request.operations.push_back(*operation);
         }
       },
@@ -82,8 +84,8 @@ void add_flags(Flags& flags, Request& request) {
         }
       },
       true);
-  flags.whole("min-bytes", request.least, "smallest size", 4, std::int64_t{1} << 40);
-  flags.whole("max-bytes", request.most, "largest size", 4, std::int64_t{1} << 40);
+  flags.bytes("min-bytes", request.least, "smallest size");
+  flags.bytes("max-bytes", request.most, "largest size");
   flags.whole("factor", request.factor, "from a size to the next", 2, 1 << 20);
   flags.real("seconds", request.seconds, "of each measurement, at least 5 rounds", "SECONDS");
   flags.toggle("pairs", request.pairs,
@@ -123,7 +125,7 @@ std::string axes_text(const std::vector<Axis>& axes) {
 
 std::string table(const Results& results) {
   std::string text = fmt::format("{:<8} {:<15} {:>3} {:>12} {:>10} {:>10} {:>10} {:>10} {:>7}\n", "axis", "operation",
-                                 "n", "bytes", "p50", "p99", "algbw", "busbw", "rounds");
+                                 "n", "bytes", "p50", "p99", "algbw GB/s", "busbw GB/s", "rounds");
   for (const CommSample& s : results.samples) {
     text += fmt::format("{:<8} {:<15} {:>3} {:>12} {:>10} {:>10} {:>10.4f} {:>10.4f} {:>7}\n", axes_text(s.axes),
                         name_of(s.operation), s.ranks, s.bytes, human_seconds(s.times.p50), human_seconds(s.times.p99),
@@ -157,7 +159,7 @@ std::string json_of(const Results& results, const std::vector<LevelFit>& fits, c
     samples.push_back({{"axis", axes_text(s.axes)},
                        {"operation", name_of(s.operation)},
                        {"ranks", s.ranks},
-                       {"bytes", s.bytes},
+                       {"bytes", std::llround(s.bytes)},
                        {"seconds", s.times.p50},
                        {"p99_seconds", s.times.p99},
                        {"mean_seconds", s.times.mean},
@@ -176,7 +178,7 @@ std::string json_of(const Results& results, const std::vector<LevelFit>& fits, c
   for (const LevelFit& fit : fits) {
     Json by_size = Json::array();
     for (const auto& [bytes, error] : fit.error_by_size)
-      by_size.push_back({{"bytes", bytes}, {"mean_relative_error", error}});
+      by_size.push_back({{"bytes", std::llround(bytes)}, {"mean_relative_error", error}});
     levels.push_back({{"name", fit.level},
                       {"latency_seconds", fit.latency},
                       {"bandwidth_bytes_per_second", fit.bandwidth},
@@ -285,7 +287,12 @@ int bench_comm(const Arguments& arguments) {
   join_job(FabricKind::automatic);
   problems.add_if(request.most < request.least,
                   fmt::format("--max-bytes {}: less than --min-bytes {}", request.most, request.least));
+  problems.add_if(request.least < kLeastBytes || request.most > kMostBytes,
+                  fmt::format("--min-bytes {} --max-bytes {}: sizes are from {} bytes to {}", request.least,
+                              request.most, kLeastBytes, human_bytes(static_cast<std::uint64_t>(kMostBytes))));
   problems.add_if(!(request.seconds > 0), fmt::format("--seconds {}: must be over 0", request.seconds));
+  check_new_file("--svg", request.svg, problems);
+  check_new_file("--save", request.save, problems);
   problems.throw_if_any();
   const Grid grid = grid_of(flags, request);
   problems.add_if(grid.world() < 2, "the grid has one rank: nothing is sent");

@@ -7,11 +7,13 @@
 
 #include "cuboid/core/log.h"
 #include "cuboid/core/median.h"
+#include "cuboid/core/text.h"
 #include "cuboid/core/units.h"
 #include "cuboid/formats/cluster_file.h"
 #include "cuboid/formats/durable.h"
 #include "cuboid/formats/hf_config.h"
 #include "cuboid/plan/trace.h"
+#include "cuboid/train/check.h"
 #include "cuboid/train/measure.h"
 
 #include "launch/bench.h"
@@ -24,6 +26,8 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kUsage = "cuboid bench gemm [--shapes M,N,K...] [--model M] [flags]";
 constexpr const char* kSummary =
     "Rates of matrix products (M,K)·(K,N) by shape: squares, shapes given, or those of a model's micro-batch.";
+
+constexpr std::int64_t kMostRows = 1 << 20;
 
 struct Shape3 {
   std::int64_t m = 0, n = 0, k = 0;
@@ -53,20 +57,27 @@ void add_flags(Flags& flags, Request& request) {
         for (const auto& word : v) {
           Shape3 shape;
           std::istringstream parts(word);
-          for (std::int64_t* dim : {&shape.m, &shape.n, &shape.k}) {
-            std::string part;
-            std::getline(parts, part, ',');
-            *dim = Flags::parse_whole(part, 1, 1 << 20);
+          try {
+            for (std::int64_t* dim : {&shape.m, &shape.n, &shape.k}) {
+              std::string part;
+              std::getline(parts, part, ',');
+              *dim = Flags::parse_whole(part, 1, kMostRows);
+            }
+          } catch (const Error&) {
+            parts.clear();
           }
-          if (!parts.eof()) throw Error(ErrorKind::request, fmt::format("'{}' is not M,N,K", word));
+          if (!parts.eof()) {
+            throw Error(ErrorKind::request,
+                        fmt::format("'{}' is not M,N,K, three whole numbers from 1 to {}", word, kMostRows));
+          }
           request.shapes.push_back(shape);
         }
       },
       true);
   flags.text("model", "M", request.model, "shapes of this model's products, from its trace");
   flags.whole("tp", request.tp, "tensor parallel degree that cuts the model's matrices", 1);
-  flags.whole("micro-batch", request.micro_batch, "sequences of the model's micro-batch", 1);
-  flags.whole("seq-len", request.seq_len, "tokens of a sequence", 1);
+  flags.whole("micro-batch", request.micro_batch, "sequences of the model's micro-batch", 1, kMostRows);
+  flags.whole("seq-len", request.seq_len, "tokens of a sequence", 1, kMostRows);
   flags.choice<DType>("dtype", request.dtype, {{"float32", DType::float32}, {"bfloat16", DType::bfloat16}},
                       "of the operands");
   flags.whole("threads-per-rank", request.threads, "threads of a product", 1, 1024);
@@ -85,6 +96,20 @@ struct Rate {
   double seconds = 0;
   double flops_per_second() const { return shape.flops() / seconds; }
 };
+
+// Whether the model can be cut and computed so.
+void check_model(const Request& request, Problems& problems) {
+  if (request.model.empty()) return;
+  collect(problems, [&] {
+    RunConfig run;
+    AxisValues degrees{{1, 1, 1, 1, 1}};
+    degrees[Axis::tp] = request.tp;
+    run.grid = Grid(degrees, Grid::kDefaultOrder);
+    run.micro_batch = run.global_batch = static_cast<int>(request.micro_batch);
+    run.seq_len = static_cast<int>(request.seq_len);
+    check_layout(load_model(request.model), run, problems);
+  });
+}
 
 std::vector<Shape3> shapes_of(const Request& request) {
   std::vector<Shape3> shapes = request.shapes;
@@ -153,6 +178,8 @@ int bench_gemm(const Arguments& arguments) {
                     fmt::format("--{}: says nothing without --model", name));
   }
   check_threads(request.device, request.threads, problems);
+  check_new_file("--save", request.save, problems);
+  check_model(request, problems);
   problems.throw_if_any();
   const std::vector<int> gpus = choose_gpus(request.device, 1, nullptr, 1);
   const Device device = gpus.empty() ? Device() : Device::cuda(gpus.front());
@@ -176,7 +203,7 @@ int bench_gemm(const Arguments& arguments) {
                            .dump(2));
     return 0;
   }
-  const std::string where = gpus.empty() ? fmt::format("{} thread{}", request.threads, request.threads == 1 ? "" : "s")
+  const std::string where = gpus.empty() ? counted(request.threads, "thread")
                                          : find_gpus().gpus.at(static_cast<std::size_t>(gpus.front())).name;
   fmt::print("{}, {}\n{:>8} {:>8} {:>8} {:>10} {:>10}\n", name_of(request.dtype), where, "m", "n", "k", "time",
              "GFLOP/s");

@@ -312,10 +312,10 @@ std::string table(const std::vector<Mapping>& all, const std::string& choice, co
                         m.name == choice ? "  <- the placer's choice" : "");
   }
   return text + fmt::format(
-                    "the slowest order takes {:.2f} times the step of the fastest; the choice is {}; {} pairs of "
-                    "orders that differ by over "
-                    "10 % are predicted the other way round\n",
-                    verdict.worst_to_best, verdict.choice_is_best ? "the best" : "not the best", verdict.disagreements);
+                    "the slowest order takes {:.2f} times the step of the fastest; the choice is {}; of pairs of "
+                    "orders that differ by over 10 %, {} predicted the other way round\n",
+                    verdict.worst_to_best, verdict.choice_is_best ? "the best" : "not the best",
+                    verdict.disagreements == 1 ? "1 is" : fmt::format("{} are", verdict.disagreements));
 }
 
 std::string json_of(const std::vector<Mapping>& all, const std::string& choice, const Verdict& verdict,
@@ -410,11 +410,11 @@ int bench_map(const Arguments& arguments) {
   Problems problems;
   if (!flags.read(arguments, problems)) return 0;
   join_job(FabricKind::automatic);
-  problems.throw_if_any();
-  const ModelConfig model = load_model(request.bench.run.model);
+  check_new_file("--svg", request.svg, problems);
+  ModelConfig model;
   const RunConfig run = checked_run(request.bench, model, problems);
-  problems.throw_if_any();
   problems.add_if(run.grid.world() < 2, "the grid has one rank: there is nothing to place");
+  choose_gpus(request.where, run.grid.world(), problems);
   problems.throw_if_any();
   const auto hosts = hosts_of_ranks(run.grid.world(), request.where);
   HostedRanks hosted = topology_of_hosts(hosts, ranks_per_process(run.grid.world(), request.where));

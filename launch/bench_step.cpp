@@ -216,8 +216,8 @@ int bench_step(const Arguments& arguments) {
   problems.add_if(!request.save.empty() && request.where.device == DeviceChoice::cuda,
                   fmt::format("--save {}: what is fitted are the rates of CPU cores; leave it out with --device cuda",
                               request.save));
-  problems.throw_if_any();
-  const ModelConfig model = load_model(request.bench.run.model);
+  check_new_file("--save", request.save, problems);
+  ModelConfig model;
   const RunConfig run = checked_run(request.bench, model, problems);
   check_threads(request.where.device, run.threads_per_rank, problems);
   choose_gpus(request.where, run.grid.world(), problems);

@@ -86,6 +86,23 @@ Json describe(const WeightFolder& folder) {
   return {{"path", folder.path()}, {"elements", elements}, {"tensors", std::move(tensors)}};
 }
 
+// "optimizer_steps" as people read it.
+std::string spaced(std::string key) {
+  std::replace(key.begin(), key.end(), '_', ' ');
+  return key;
+}
+
+// "tp 2, cp 1" of an object, bytes with their unit, the rest as it is.
+std::string text_of(const std::string& key, const Json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (key == "bytes") return fmt::format("{} ({})", value.dump(), human_bytes(value.get<std::uint64_t>()));
+  if (value.is_null()) return "unknown";
+  if (!value.is_object()) return value.dump();
+  std::vector<std::string> parts;
+  for (const auto& [name, part] : value.items()) parts.push_back(fmt::format("{} {}", name, part.dump()));
+  return join(parts);
+}
+
 void print(const Json& document, bool json) {
   if (json) return fmt::print("{}\n", document.dump(2));
   for (const auto& [key, value] : document.items()) {
@@ -95,7 +112,7 @@ void print(const Json& document, bool json) {
       }
       continue;
     }
-    fmt::print("{:<18}{}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
+    fmt::print("{:<18}{}\n", spaced(key), text_of(key, value));
   }
 }
 
@@ -162,19 +179,32 @@ int diff(const Request& request) {
   return difference ? 1 : 0;
 }
 
+// What was written, to people and machines.
+int told(const Request& request) {
+  std::uint64_t bytes = 0;
+  std::size_t files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(request.paths[1])) {
+    if (!entry.is_regular_file()) continue;
+    bytes += entry.file_size();
+    ++files;
+  }
+  print({{"path", request.paths[1]}, {"files", files}, {"bytes", bytes}}, request.json);
+  return 0;
+}
+
 int to_hf(const Request& request) {
   export_hugging_face(Checkpoint::open(request.paths[0]), request.paths[1], request.file_bytes);
-  return 0;
+  return told(request);
 }
 
 int from_hf(const Request& request) {
   import_hugging_face(request.paths[0], request.paths[1], request.file_bytes);
-  return 0;
+  return told(request);
 }
 
 int rewrite(const Request& request) {
   reshard(Checkpoint::open(request.paths[0]), request.paths[1], request.file_bytes);
-  return 0;
+  return told(request);
 }
 
 struct Action {
@@ -208,9 +238,14 @@ int checkpoint_command(const Arguments& arguments) {
     problems.add(words.empty() ? "checkpoint: say what to do: " + join(names)
                                : fmt::format("checkpoint {}: did you mean {}? The actions are {}", words.front(),
                                              nearest(words.front(), names), join(names)));
-  } else if (words.size() != chosen->paths + 1) {
-    problems.add(fmt::format("checkpoint {}: needs {} path{}, {} given", chosen->name, chosen->paths,
-                             chosen->paths == 1 ? "" : "s", words.size() - 1));
+  } else {
+    const std::string action = chosen->name;
+    problems.add_if(words.size() != chosen->paths + 1,
+                    fmt::format("checkpoint {}: needs {}, {} given", action,
+                                counted(static_cast<long long>(chosen->paths), "path"), words.size() - 1));
+    const bool writes = action == "reshard" || action == "to-hf" || action == "from-hf";
+    problems.add_if(!writes && flags.value_of("file-bytes"),
+                    fmt::format("--file-bytes: checkpoint {} writes no file", action));
   }
   problems.throw_if_any();
   request.paths.assign(words.begin() + 1, words.end());

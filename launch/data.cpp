@@ -22,6 +22,7 @@
 
 #include "launch/commands.h"
 #include "launch/flags.h"
+#include "launch/outputs.h"
 
 namespace cuboid::launch {
 namespace {
@@ -37,6 +38,8 @@ constexpr const char* kSummary =
     "2\n"
     "if not). build: tokenizes text files or folders of them into a Megatron data set, PREFIX.bin and PREFIX.idx.";
 
+constexpr const char* kBytes = "bytes";
+
 enum class Documents { files, lines };
 
 struct Request {
@@ -45,7 +48,7 @@ struct Request {
   std::int64_t vocab = 0;
   std::int64_t seq_len = 0;
   std::string out;
-  std::string tokenizer = "bytes";
+  std::string tokenizer = kBytes;
   Documents documents = Documents::files;
   bool end_of_document = true;
   int threads = 0;
@@ -55,8 +58,15 @@ struct Request {
 void print(const Json& document, bool json) {
   if (json) return fmt::print("{}\n", document.dump(2));
   for (const auto& [key, value] : document.items()) {
-    fmt::print("{:<18}{}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
+    std::string words = key;
+    std::replace(words.begin(), words.end(), '_', ' ');
+    fmt::print("{:<18}{}\n", words, value.is_string() ? value.get<std::string>() : value.dump());
   }
+}
+
+// Of inputs and targets, which are a token later.
+std::int64_t samples_of(std::int64_t tokens, std::int64_t seq_len) {
+  return std::max<std::int64_t>(tokens - 1, 0) / seq_len;
 }
 
 std::int64_t largest_id(const TokenStream& stream) {
@@ -88,7 +98,7 @@ int inspect(const Request& request) {
                   fmt::format("{}: a sample of --seq-len {} needs {} tokens, there are {}", stream.description(),
                               request.seq_len, request.seq_len + 1, stream.size()));
     }
-    document["samples"] = (stream.size() - 1) / request.seq_len;
+    document["samples"] = samples_of(stream.size(), request.seq_len);
   }
   print(document, request.json);
   return 0;
@@ -164,9 +174,12 @@ class ParallelEncoder {
 };
 
 int build(const Request& request) {
-  if (request.out.empty()) throw Error(ErrorKind::request, "data build: needs --out PREFIX");
   const auto tokenizer =
-      request.tokenizer == "bytes" ? make_byte_tokenizer() : make_sentencepiece_tokenizer(request.tokenizer);
+      request.tokenizer == kBytes ? make_byte_tokenizer() : make_sentencepiece_tokenizer(request.tokenizer);
+  if (request.vocab > 0 && tokenizer->vocab() > request.vocab) {
+    throw Error(ErrorKind::request, fmt::format("--vocab-size {}: the tokenizer {} makes ids up to {}", request.vocab,
+                                                request.tokenizer, tokenizer->vocab() - 1));
+  }
   const Texts texts(request);
   if (texts.documents.empty()) throw Error(ErrorKind::request, join(request.paths) + ": holds no text");
   const int threads =
@@ -196,12 +209,34 @@ int build(const Request& request) {
     }
   }
   writer.finish();
-  print({{"data", request.out},
-         {"tokens", writer.tokens()},
-         {"documents", writer.documents()},
-         {"vocab_size", tokenizer->vocab()}},
-        request.json);
+  Json document = {{"data", request.out},
+                   {"tokens", writer.tokens()},
+                   {"documents", writer.documents()},
+                   {"vocab_size", tokenizer->vocab()}};
+  if (request.seq_len > 0) document["samples"] = samples_of(writer.tokens(), request.seq_len);
+  print(document, request.json);
   return 0;
+}
+
+// Flags that the other action has are refused, not ignored.
+void check_action(const std::string& action, const Flags& flags, const Request& request, Problems& problems) {
+  const bool builds = action == "build";
+  if (!builds && action != "inspect") {
+    problems.add(action.empty() ? "data: say build or inspect" : fmt::format("data {}: say build or inspect", action));
+    return;
+  }
+  const std::vector<const char*> of_inspect = {"data-format"};
+  const std::vector<const char*> of_build = {"out", "tokenizer", "documents", "end-of-document", "threads"};
+  for (const char* name : builds ? of_inspect : of_build) {
+    problems.add_if(flags.value_of(name).has_value(), fmt::format("--{}: says nothing to data {}", name, action));
+  }
+  if (!builds) return;
+  problems.add_if(request.out.empty(), "data build: needs --out PREFIX");
+  if (!request.out.empty()) {
+    for (const char* suffix : {".bin", ".idx"}) check_new_file("--out", request.out + suffix, problems);
+  }
+  problems.add_if(request.tokenizer == kBytes && flags.value_of("end-of-document") && request.end_of_document,
+                  "--end-of-document: bytes have no end token; name a SentencePiece model with --tokenizer");
 }
 
 }  // namespace
@@ -215,8 +250,8 @@ int data_command(const Arguments& arguments) {
                             {"bin", DataFormat::bin},
                             {"megatron", DataFormat::megatron}},
                            "inspect: what the files hold");
-  flags.whole("vocab-size", request.vocab, "inspect: refuse ids from this on; 0: any", 0);
-  flags.whole("seq-len", request.seq_len, "inspect: tokens of a sample; 0: none", 0);
+  flags.whole("vocab-size", request.vocab, "refuse ids from this on; 0: any", 0);
+  flags.whole("seq-len", request.seq_len, "tokens of a sample: how many samples there are; 0: not asked", 0);
   flags.text("out", "PREFIX", request.out, "build: where PREFIX.bin and PREFIX.idx are written");
   flags.text("tokenizer", "bytes|MODEL", request.tokenizer, "build: a token a byte, or a SentencePiece model");
   flags.choice<Documents>("documents", request.documents, {{"files", Documents::files}, {"lines", Documents::lines}},
@@ -231,7 +266,7 @@ int data_command(const Arguments& arguments) {
   Problems problems;
   if (!flags.read({first_flag, arguments.end()}, problems)) return 0;
   const std::string action = words.empty() ? "" : words.front();
-  problems.add_if(action != "build" && action != "inspect", fmt::format("data {}: say build or inspect", action));
+  check_action(action, flags, request, problems);
   problems.add_if(words.size() < 2, "data: give at least one path");
   problems.throw_if_any();
   request.paths.assign(words.begin() + 1, words.end());

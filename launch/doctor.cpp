@@ -137,13 +137,29 @@ void look_at_limits(Findings& findings) {
   }
 }
 
+// What `cuboid topo` draws, in short: levels of devices and network cards.
+void look_at_links(Findings& findings) {
+  const Topology topology = this_machine();
+  Json cards = Json::array();
+  for (const TopologyNic& nic : topology.kinds.front().nics) {
+    cards.push_back({{"name", nic.name}, {"bandwidth_bytes_per_second", nic.bandwidth}});
+  }
+  Json between = Json::array();
+  for (const TopologyLevel& level : levels(topology)) {
+    between.push_back({{"name", level.name},
+                       {"devices", level.groups.front().size()},
+                       {"bandwidth_bytes_per_second", level.bandwidth}});
+  }
+  findings.facts["links"] = {{"between_devices", between}, {"network_cards", cards}, {"notes", topology.notes}};
+}
+
 void look_at_mpi(Findings& findings) {
   const std::string version = first_line(output_of("mpirun --version"));
   Json transports = Json::array();
   std::istringstream lines(output_of("ompi_info --parsable"));
   for (std::string line; std::getline(lines, line);) {
     for (const char* kind : {"mca:btl:", "mca:mtl:", "mca:pml:"}) {
-      if (!line.starts_with(kind) || line.find(":version:mca") == std::string::npos) continue;
+      if (!line.starts_with(kind) || line.find(":version:\"mca:") == std::string::npos) continue;
       const std::string rest = line.substr(std::string(kind).size());
       transports.push_back(std::string(kind).substr(4, 3) + " " + rest.substr(0, rest.find(':')));
     }
@@ -186,22 +202,38 @@ void look_at_gpus(Findings& findings) {
   if (!nccl) findings.lack("NCCL", "several GPUs", "apt-get install libnccl2 (NVIDIA's repository)");
 }
 
-void print_value(const std::string& name, const Json& value, int depth) {
+// A key as people read it: "memory_available_bytes" is "memory available", its value has a unit.
+std::string words_of(std::string key) {
+  for (const std::string_view unit : {"_bytes_per_second", "_bytes"}) {
+    if (key.ends_with(unit)) key.resize(key.size() - unit.size());
+  }
+  std::replace(key.begin(), key.end(), '_', ' ');
+  return key;
+}
+
+std::string text_of(const std::string& key, const Json& value) {
+  if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
+  if (key.ends_with("bytes") && value.is_number()) return human_bytes(value.get<std::uint64_t>());
+  if (key.ends_with("_bytes_per_second")) return fmt::format("{:.4g} GB/s", value.get<double>() * 1e-9);
+  if (value.is_string()) return value.get<std::string>().empty() ? "none" : value.get<std::string>();
+  if (!value.is_array() && !value.is_object()) return value.dump();
+  std::vector<std::string> items;
+  for (const auto& [name, item] : value.items()) {
+    const std::string text = text_of(value.is_array() ? "" : name, item);
+    items.push_back(value.is_array() || name == "name" ? text : words_of(name) + " " + text);
+  }
+  return items.empty() ? "none" : join(items, value.is_array() && value.front().is_object() ? "; " : ", ");
+}
+
+void print_value(const std::string& key, const Json& value, int depth) {
   const std::string indent(static_cast<std::size_t>(2 * depth), ' ');
+  const std::string name = words_of(key);
   if (value.is_object()) {
     fmt::print("{}{}\n", indent, name);
-    for (const auto& [key, inner] : value.items()) print_value(key, inner, depth + 1);
+    for (const auto& [inner_key, inner] : value.items()) print_value(inner_key, inner, depth + 1);
     return;
   }
-  std::string text = value.is_string() ? value.get<std::string>() : value.dump();
-  if (value.is_array()) {
-    std::vector<std::string> items;
-    for (const auto& item : value) items.push_back(item.is_string() ? item.get<std::string>() : item.dump());
-    text = items.empty() ? "none" : join(items);
-  }
-  if (value.is_boolean()) text = value.get<bool>() ? "yes" : "no";
-  if (name.ends_with("_bytes") && value.is_number()) text = human_bytes(value.get<std::uint64_t>());
-  fmt::print("{}{:<{}} {}\n", indent, name, 24 - 2 * depth, text);
+  fmt::print("{}{:<{}} {}\n", indent, name, 24 - 2 * depth, text_of(key, value));
 }
 
 }  // namespace
@@ -219,6 +251,7 @@ int doctor_command(const Arguments& arguments) {
   look_at_cpu(findings);
   look_at_cores(findings);
   look_at_limits(findings);
+  look_at_links(findings);
   look_at_mpi(findings);
   look_at_gpus(findings);
   if (json) {

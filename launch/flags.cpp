@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <sstream>
 
 #include <boost/program_options.hpp>
 #include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 #include "cuboid/core/text.h"
 #include "cuboid/core/units.h"
@@ -15,8 +18,8 @@ namespace cuboid::launch {
 namespace po = boost::program_options;
 namespace {
 
-constexpr unsigned kHelpColumns = 110;
-constexpr unsigned kTextColumns = 70;
+constexpr long kMostColumns = 110;  // of the help; longer lines are hard to read
+constexpr long kLeastColumns = 60;
 
 // A flag starts a slice of the arguments; "-1" and "-.5" are values.
 bool starts_flag(const std::string& word) {
@@ -29,6 +32,32 @@ std::string guess_of(const std::string& flag, const std::vector<std::string>& na
   const std::string word = flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
   const std::string near = nearest(word, names);
   return edit_distance(word, near) <= 1 + word.size() / 3 ? "; did you mean --" + near + "?" : "";
+}
+
+// Words in lines of at most so many characters.
+std::string wrapped(const std::string& text, std::size_t columns) {
+  std::string lines;
+  std::size_t width = 0;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    const auto letters = static_cast<std::size_t>(
+        std::count_if(word.begin(), word.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+    const bool fits = width + 1 + letters <= columns;
+    if (width > 0) lines += fits ? ' ' : '\n';
+    width = width > 0 && fits ? width + 1 + letters : letters;
+    lines += word;
+  }
+  return lines + "\n";
+}
+
+// Boost's table ends wrapped lines in blanks.
+std::string without_trailing_blanks(const std::string& text) {
+  std::string trimmed;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    trimmed += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  }
+  return trimmed;
 }
 
 [[noreturn]] void refuse(const std::string& why) {
@@ -76,6 +105,12 @@ void Flags::toggle(const std::string& name, bool& target, const std::string& hel
   add(name, "", "", help, [&target](const Values& v) { target = one_of(v.front(), {"false", "true"}) == 1; });
 }
 
+void Flags::may_be_empty(const std::string& name) {
+  for (Row& row : rows_) {
+    if (row.name == name) row.may_be_empty = true;
+  }
+}
+
 void Flags::fixed(const std::string& name, const Values& allowed, const std::string& help, const std::string& why) {
   add(name, join(allowed, "|"), allowed.front(), help, [allowed, why](const Values& v) {
     if (std::find(allowed.begin(), allowed.end(), v.front()) != allowed.end()) return;
@@ -113,6 +148,7 @@ void Flags::parse_slice(const Values& slice, Problems& problems) {
     problems.add(name + ": given twice");
     return;
   }
+  const std::string allowed = row->is_toggle() ? "true or false" : row->value_name;
   po::options_description table;
   if (row->is_toggle()) {
     table.add_options()(row->name.c_str(), po::value<std::string>()->implicit_value("true"));
@@ -128,6 +164,8 @@ void Flags::parse_slice(const Values& slice, Problems& problems) {
       if (option.position_key >= 0) {
         problems.add(fmt::format("'{}': no flag takes this value ({} {})", option.value.front(), name,
                                  row->is_toggle() ? "takes none" : "takes one"));
+      } else if (!row->may_be_empty && std::find(option.value.begin(), option.value.end(), "") != option.value.end()) {
+        problems.add(fmt::format("{}: the value is empty ({})", name, allowed));
       } else if (before != given_.end()) {
         before->second.insert(before->second.end(), option.value.begin(), option.value.end());
       } else {
@@ -135,7 +173,7 @@ void Flags::parse_slice(const Values& slice, Problems& problems) {
       }
     }
   } catch (const po::error&) {
-    problems.add(fmt::format("{}: needs a value ({})", name, row->is_toggle() ? "true or false" : row->value_name));
+    problems.add(fmt::format("{}: needs a value ({})", name, allowed));
   }
   if (row->name == "help") help_wanted_ = true;
 }
@@ -157,6 +195,12 @@ std::optional<std::string> Flags::value_of(const std::string& name) const {
   return std::nullopt;
 }
 
+Flags::Values Flags::given() const {
+  Values all;
+  for (const auto& [row, values] : given_) all.push_back(row->name);
+  return all;
+}
+
 bool Flags::print_help_if_wanted() const {
   if (help_wanted_) fmt::print("{}", help());
   return help_wanted_;
@@ -170,12 +214,14 @@ bool Flags::read(const std::vector<std::string>& arguments, Problems& problems) 
 }
 
 std::string Flags::help() const {
+  const auto columns =
+      static_cast<unsigned>(std::clamp(output_columns().value_or(kMostColumns), kLeastColumns, kMostColumns));
   std::ostringstream out;
-  out << "Usage: " << usage_ << "\n\n" << summary_ << "\n";
+  out << "Usage: " << usage_ << "\n\n" << wrapped(summary_, columns);
   // The section that every command shares, --help, comes last.
   for (std::size_t i = 1; i <= sections_.size(); ++i) {
     const std::size_t section = i % sections_.size();
-    po::options_description table(sections_[section], kHelpColumns, kTextColumns);
+    po::options_description table(sections_[section], columns, columns - columns * 4 / 11);
     for (const auto& row : rows_) {
       if (row.section != section) continue;
       if (row.is_toggle()) {
@@ -188,7 +234,7 @@ std::string Flags::help() const {
     }
     out << "\n" << table;
   }
-  return out.str();
+  return without_trailing_blanks(out.str());
 }
 
 const Flags::Row* Flags::find(const std::string& name) const {
@@ -200,6 +246,21 @@ Flags::Values Flags::names() const {
   Values all;
   for (const auto& row : rows_) all.push_back(row.name);
   return all;
+}
+
+std::optional<long> output_columns() {
+  if (const char* variable = std::getenv("COLUMNS"); variable != nullptr && std::atol(variable) > 0) {
+    return std::atol(variable);
+  }
+  winsize size{};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  return std::nullopt;
+}
+
+void check_json_or_format(const Flags& flags, bool json, Problems& problems) {
+  const auto format = flags.value_of("format");
+  problems.add_if(json && format && *format != "json",
+                  fmt::format("--format {}: --json asks for another; leave one of them out", format.value_or("")));
 }
 
 std::int64_t Flags::parse_whole(const std::string& text, std::int64_t least, std::int64_t most) {

@@ -64,6 +64,8 @@ class Flags {
     add(name, join(names, "|"), fallback, help,
         [&target, words, names](const Values& v) { target = words[one_of(v.front(), names)].second; });
   }
+  /// A flag of which an empty value means something; every other refuses it, as `--out "$FOLDER"` with no FOLDER.
+  void may_be_empty(const std::string& name);
   /// A flag that today has fewer values than it will have: any other is refused with `why`.
   void fixed(const std::string& name, const Values& allowed, const std::string& help, const std::string& why);
 
@@ -82,13 +84,15 @@ class Flags {
   bool help_wanted() const { return help_wanted_; }
   /// First value given to a flag, if it was given.
   std::optional<std::string> value_of(const std::string& name) const;
+  /// Names of the flags given, in their order.
+  Values given() const;
   std::string help() const;
 
   /// @throws Error{request}: not a whole number, or outside [least, most]
   static std::int64_t parse_whole(const std::string& text, std::int64_t least, std::int64_t most);
   /// @throws Error{request}: not a finite number
   static double parse_real(const std::string& text);
-  /// Index of the word. @throws Error{request} listing the words and the nearest
+  /// Index of the word. @throws Error{request} listing the words
   static std::size_t one_of(const std::string& word, const Values& words);
 
  private:
@@ -97,6 +101,7 @@ class Flags {
     Setter set;
     bool many = false;
     std::size_t section = 0;
+    bool may_be_empty = false;
     bool is_toggle() const { return value_name.empty(); }
   };
   void parse_slice(const Values& slice, Problems& problems);
@@ -109,5 +114,22 @@ class Flags {
   std::vector<std::pair<const Row*, Values>> given_;
   bool help_wanted_ = false;
 };
+
+/// Columns that standard output has: what COLUMNS says, else those of its terminal; nothing for a file or a pipe.
+std::optional<long> output_columns();
+
+/// --json is short for --format json: another --format beside it contradicts it.
+void check_json_or_format(const Flags& flags, bool json, Problems& problems);
+
+/// Runs a look at an input whose faults are thrown, and keeps them, so that all are reported together.
+template <typename Look>
+void collect(Problems& problems, const Look& look) {
+  try {
+    look();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::request) throw;
+    problems.add(error.what());
+  }
+}
 
 }  // namespace cuboid::launch

@@ -7,6 +7,7 @@
 
 #include "cuboid/core/error.h"
 #include "cuboid/core/log.h"
+#include "cuboid/core/text.h"
 #include "cuboid/formats/cluster_file.h"
 
 namespace cuboid::launch {
@@ -67,8 +68,7 @@ std::vector<int> choose_gpus(DeviceChoice device, int ranks, const Processes* jo
     log::warning(
         fmt::format("{} ranks share one GPU ({}, {}): that is for tests, not for speed", ranks, gpu.name, gpu.uuid));
   } else {
-    log::info(
-        fmt::format("{} rank{} with a GPU each, from {}, {} on", ranks, ranks == 1 ? "" : "s", gpu.name, gpu.uuid));
+    log::info(fmt::format("{} with a GPU each, from {}, {} on", counted(ranks, "rank"), gpu.name, gpu.uuid));
   }
   return gpus;
 }

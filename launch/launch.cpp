@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "cuboid/core/log.h"
+#include "cuboid/core/text.h"
 #include "cuboid/formats/hf_config.h"
 
 #include "launch/commands.h"
@@ -54,6 +55,17 @@ void add_flags(Flags& flags, Request& request) {
               "start again so many times after a failure, on the hosts that still answer", 0, 1000);
 }
 
+// Flags of another form are refused, not ignored.
+void check_form(const Flags& flags, const Request& request, Problems& problems) {
+  const auto given = [&](const char* name) { return flags.value_of(name).has_value(); };
+  problems.add_if(request.run && request.form != Form::mpirun, "--run: only the mpirun form can be run");
+  problems.add_if(given("max-restarts") && !request.run, "--max-restarts: only --run watches over a run");
+  problems.add_if(given("rankfile") && (request.run || request.form != Form::mpirun),
+                  "--rankfile: only the printed mpirun form names one");
+  problems.add_if(given("image") && request.form != Form::kubernetes, "--image: only --form kubernetes has one");
+  problems.add_if(given("slots") && request.hosts.empty(), "--slots: are those of --hosts");
+}
+
 std::vector<Host> hosts_of(const Request& request, int processes, Problems& problems) {
   try {
     if (!request.host_file.empty()) return read_host_file(request.host_file);
@@ -85,6 +97,7 @@ std::string print_form(const LaunchForm& form, const Request& request) {
   if (request.form == Form::sbatch) return sbatch_script(form);
   if (request.form == Form::kubernetes) return mpi_job(form, request.image);
   write_rank_file(request.rank_file, rank_file(form));
+  log::info("wrote " + request.rank_file);
   std::string line;
   for (const auto& word : mpirun_words(form, request.rank_file)) line += (line.empty() ? "" : " ") + quoted(word);
   return line + "\n";
@@ -125,8 +138,8 @@ class Restart {
     for (const Host& host : alive) slots += host.slots;
     for (const Host& host : hosts_) {
       if (std::find(alive.begin(), alive.end(), host) == alive.end()) {
-        log::warning(fmt::format("host {} does not answer: the run goes on without its {} slot{}", host.name,
-                                 host.slots, host.slots == 1 ? "" : "s"));
+        log::warning(fmt::format("host {} does not answer: the run goes on without its {}", host.name,
+                                 counted(host.slots, "slot")));
       }
     }
     const auto grid = largest_grid(run_, load_model(run_.model), form_.ranks_per_process, slots);
@@ -184,7 +197,7 @@ int launch_command(const Arguments& arguments) {
   if (!flags.read({arguments.begin(), train}, problems)) return 0;
   problems.add_if(train == arguments.end(), "name what to launch: cuboid launch [flags] train [flags of train]");
   problems.add_if(!request.hosts.empty() && !request.host_file.empty(), "--hosts and --hostfile: give one of them");
-  problems.add_if(request.run && request.form != Form::mpirun, "--run: only the mpirun form can be run");
+  check_form(flags, request, problems);
   problems.throw_if_any();
 
   Flags train_flags("", "");

@@ -4,8 +4,11 @@
 #include <exception>
 #include <iterator>
 #include <new>
+#include <string>
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include "cuboid/core/error.h"
 #include "cuboid/core/log.h"
@@ -39,29 +42,32 @@ constexpr Command kCommands[] = {
     {"bench", "measure communication, matrix products, training steps and placements", bench_command},
 };
 
-void print_help() {
-  fmt::print("Usage: cuboid COMMAND [flags]\n\nTrains transformers with 3D parallelism.\n\nCommands:\n");
-  for (const Command& command : kCommands) fmt::print("  {:<10} {}\n", command.name, command.summary);
-  fmt::print(
-      "\n`cuboid COMMAND --help` lists a command's flags; `cuboid --version` prints the version.\n"
-      "Exit status: 0 done, 2 the request is wrong (nothing was started), 3 the run failed, 4 a deadline passed.\n");
+std::string help() {
+  std::string text = "Usage: cuboid COMMAND [flags]\n\nTrains transformers with 3D parallelism.\n\nCommands:\n";
+  for (const Command& command : kCommands) text += fmt::format("  {:<10} {}\n", command.name, command.summary);
+  return text +
+         "\n`cuboid COMMAND --help` lists a command's flags; `cuboid --version` prints the version.\n"
+         "Exit status: 0 done, 2 the request is wrong (nothing was started), 3 the run failed, 4 a deadline passed.\n";
 }
 
 int dispatch(const Arguments& words) {
   if (words.empty()) {
-    print_help();
+    fmt::print(stderr, "{}\n", help());
     throw Error(ErrorKind::request, "no command given");
   }
   const std::string& word = words.front();
   if (word == "--help" || word == "-h" || (word == "help" && words.size() == 1)) {
-    print_help();
+    fmt::print("{}", help());
     return 0;
   }
   if (word == "--version") {
     fmt::print("cuboid {}\n", CUBOID_VERSION);
     return 0;
   }
-  if (word == "help") return dispatch({words[1], "--help"});
+  if (word == "help") {
+    if (words.size() > 2) throw Error(ErrorKind::request, fmt::format("help {}: name one command", words[1]));
+    return dispatch({words[1], "--help"});
+  }
   const auto command =
       std::find_if(std::begin(kCommands), std::end(kCommands), [&](const Command& c) { return word == c.name; });
   if (command != std::end(kCommands)) return command->run({words.begin() + 1, words.end()});
@@ -82,9 +88,18 @@ void tell(const std::string& why) {
   if (cuboid::launch::speaks()) cuboid::log::error(why);
 }
 
+// A standard stream that is closed would give its number to the next file opened, and messages would go into that.
+void occupy_standard_streams() {
+  for (int descriptor = 0; descriptor <= STDERR_FILENO; ++descriptor) {
+    // Read-only: what cannot be written is still noticed.
+    if (fcntl(descriptor, F_GETFD) == -1) static_cast<void>(open("/dev/null", O_RDONLY));
+  }
+}
+
 }  // namespace
 
 int cuboid::run_program(int argc, char** argv) {
+  occupy_standard_streams();
   int status = 0;
   try {
     status = launch::dispatch({argv + 1, argv + argc});

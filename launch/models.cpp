@@ -1,4 +1,6 @@
 // cuboid models: the presets, or one model's parameters, FLOPs and the degrees that fit it.
+#include <cmath>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -67,10 +69,10 @@ Json json_of(const Description& d, std::int64_t seq_len) {
             {"head", d.parameters.total_of_block(head)}}},
           {"flops_per_token",
            {{"seq_len", seq_len > 0 ? seq_len : c.positions},
-            {"forward", d.flops.forward()},
-            {"forward_matrices", d.flops.parameters},
-            {"forward_attention", d.flops.attention},
-            {"training", d.flops.training()}}},
+            {"forward", std::llround(d.flops.forward())},
+            {"forward_matrices", std::llround(d.flops.parameters)},
+            {"forward_attention", std::llround(d.flops.attention)},
+            {"training", std::llround(d.flops.training())}}},
           {"usable_tp", d.tensor_degrees},
           {"usable_ep", d.expert_degrees},
           {"largest_pp", c.layers}};
@@ -86,12 +88,10 @@ std::string table(const std::vector<Description>& all) {
                         c.layers, c.hidden, c.heads, c.kv_heads, c.vocab, list_of(d.tensor_degrees));
   }
   return text +
-         "\n`cuboid models --model M` describes one. pp may be any number up to the layers, dp any, ep any that "
-         "divides\n"
-         "the experts. FLOPs are those of a forward pass: 2 for each weight of a matrix that multiplies the token, "
-         "and\n"
-         "causal attention over the model's longest sequence, or --seq-len T (2·T·heads·head dim a layer; less with a\n"
-         "window). Training takes 3 times that.\n";
+         "\n`cuboid models --model M` describes one. kv: key/value heads; tp: degrees that divide them; pp may be any\n"
+         "number up to the layers, dp any, ep any that divides the experts. FLOPs are those of a forward pass: 2 for\n"
+         "each weight of a matrix that multiplies the token, and causal attention over the model's longest sequence,\n"
+         "or --seq-len T (2 x T x heads x head dim a layer; less with a window). Training takes 3 times that.\n";
 }
 
 std::string details(const Description& d, std::int64_t seq_len) {

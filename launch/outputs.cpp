@@ -33,20 +33,29 @@ std::string absolute_if_there(const std::string& path) {
 
 }  // namespace
 
-void check_outputs(const RunConfig& run, Problems& problems) {
-  if (!run.out.empty()) {
-    if (const auto why = obstacle_to(run.out); !why.empty()) problems.add("--out " + run.out + ": " + why);
-  }
-  if (run.dump_grads.empty()) return;
+void check_new_file(const std::string& flag, const std::string& path, Problems& problems) {
+  if (path.empty()) return;
   std::error_code fault;
-  const fs::path file = fs::absolute(run.dump_grads);
+  const fs::path file = fs::absolute(path);
+  const auto refuse = [&](const std::string& why) { problems.add(flag + " " + path + ": " + why); };
   if (fs::is_directory(file, fault)) {
-    problems.add("--dump-grads " + run.dump_grads + ": is a folder");
+    refuse("is a folder");
   } else if (!fs::exists(file.parent_path(), fault)) {
-    problems.add("--dump-grads " + run.dump_grads + ": there is no folder " + file.parent_path().string());
+    refuse("there is no folder " + file.parent_path().string());
   } else if (const auto why = obstacle_to(file.parent_path()); !why.empty()) {
-    problems.add("--dump-grads " + run.dump_grads + ": " + why);
+    refuse(why);
   }
+}
+
+void check_outputs(const RunConfig& run, Problems& problems) {
+  if (run.out.empty()) {
+    problems.add_if(run.keep > 0,
+                    "--keep " + std::to_string(run.keep) + ": keeps checkpoints in --out; give --out DIR");
+    problems.add_if(run.async_save, "--async-save: writes checkpoints into --out; give --out DIR");
+  } else if (const auto why = obstacle_to(run.out); !why.empty()) {
+    problems.add("--out " + run.out + ": " + why);
+  }
+  check_new_file("--dump-grads", run.dump_grads, problems);
 }
 
 RunConfig with_absolute_paths(RunConfig run) {

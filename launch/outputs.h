@@ -10,7 +10,11 @@
 
 namespace cuboid::launch {
 
-/// Adds the reasons why --out or --dump-grads could not be written. Makes nothing.
+/// Adds the reason why the file that `flag` names ("--html") could not be written; nothing for an empty path. Makes
+/// nothing.
+void check_new_file(const std::string& flag, const std::string& path, Problems& problems);
+
+/// Adds the reasons why --out or --dump-grads could not be written, and what needs --out without it. Makes nothing.
 void check_outputs(const RunConfig& run, Problems& problems);
 
 /// The run with absolute paths, so that its run file starts the same run from any folder.

@@ -66,6 +66,7 @@ Json prediction_json(const RunConfig& run, const StepPrediction& prediction) {
 
 std::string prediction_text(const RunConfig& run, const Cluster& cluster, const StepPrediction& prediction) {
   const MemoryByCause& m = prediction.memory();
+  const std::int64_t limit = run.memory_limit > 0 ? run.memory_limit : cluster.device.memory_bytes;
   std::string text = fmt::format(
       "step {} on {} x {}: {:.0f} tokens/s and {:.1f} model TFLOP/s a device, MFU {:.1f} %, "
       "HFU {:.1f} %\n",
@@ -79,8 +80,8 @@ std::string prediction_text(const RunConfig& run, const Cluster& cluster, const 
   text += fmt::format(
       "memory {} of {} on pipeline rank {}, the fullest: parameters {}, gradients {}, optimizer {}, "
       "activations {}, communication {}\n",
-      size(m.total()), size(static_cast<double>(cluster.device.memory_bytes)), prediction.peak_rank, size(m.parameters),
-      size(m.gradients), size(m.optimizer), size(m.activations), size(m.communication));
+      size(m.total()), size(static_cast<double>(limit)), prediction.peak_rank, size(m.parameters), size(m.gradients),
+      size(m.optimizer), size(m.activations), size(m.communication));
   text += fmt::format("layers of the stages {}\n", fmt::join(prediction.stage_layers, ","));
   for (const std::string& reason : prediction.reasons) text += "infeasible: " + reason + "\n";
   return text;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <clocale>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -26,6 +27,11 @@ std::string repeat(std::string_view text, int times) {
   std::string all;
   for (int i = 0; i < times; ++i) all += text;
   return all;
+}
+
+// What is not a number may carry a sign, which says nothing.
+std::string loss_text(double loss, int digits) {
+  return std::isnan(loss) ? "nan" : fmt::format("{:.{}f}", loss, digits);
 }
 
 std::string percent(double fraction) {
@@ -82,8 +88,8 @@ std::string progress_line(const ProgressState& state, const TerminalStyle& style
     std::string text;
     int expendable;
   };
-  std::vector<Part> parts = {{fmt::format("loss {:.3f}", state.loss), 0}};
-  if (state.validation_loss) parts.push_back({fmt::format("val {:.3f}", *state.validation_loss), 2});
+  std::vector<Part> parts = {{"loss " + loss_text(state.loss, 3), 0}};
+  if (state.validation_loss) parts.push_back({"val " + loss_text(*state.validation_loss, 3), 2});
   parts.push_back({human_count(state.tokens_per_second) + " tok/s", 3});
   parts.push_back({"bubble " + percent(state.bubble_fraction), 4});
   parts.push_back({done ? "in " + clock_time(state.seconds) : clock_time(state.seconds_left()) + " left", 1});
@@ -171,8 +177,8 @@ void Progress::step(const StepMetrics& metrics) {
   }
   const auto tenth = [&](int step) { return 10LL * step / state_.steps; };
   if (state_.step > 1 && tenth(state_.step) == tenth(state_.step - 1)) return;
-  std::string line = fmt::format("step {}/{}: loss {:.4f}", state_.step, state_.steps, state_.loss);
-  if (state_.validation_loss) line += fmt::format(", validation {:.4f}", *state_.validation_loss);
+  std::string line = fmt::format("step {}/{}: loss {}", state_.step, state_.steps, loss_text(state_.loss, 4));
+  if (state_.validation_loss) line += ", validation " + loss_text(*state_.validation_loss, 4);
   line +=
       fmt::format(", {} tokens/s, bubble {}", human_count(state_.tokens_per_second), percent(state_.bubble_fraction));
   if (state_.step < state_.steps) line += ", " + clock_time(state_.seconds_left()) + " left";
@@ -181,7 +187,7 @@ void Progress::step(const StepMetrics& metrics) {
 
 void Progress::validation(int step, double loss) {
   state_.validation_loss = loss;
-  log::info(fmt::format("step {}: validation loss {:.4f}", step, loss));
+  log::info(fmt::format("step {}: validation loss {}", step, loss_text(loss, 4)));
 }
 
 }  // namespace cuboid::launch

@@ -120,9 +120,17 @@ int sample_command(const Arguments& arguments) {
   Problems problems;
   if (!flags.read(arguments, problems)) return 0;
   problems.add_if(asked.from.empty(), "--from: give a run's folder, a checkpoint or a Hugging Face folder");
-  problems.throw_if_any();
-  const Source source = open_source(asked.from);
-  const auto tokenizer = open_tokenizer(asked, source.model);
+  problems.add_if(!flags.value_of("prompt"), "--prompt: give the text to go on from");
+  std::optional<Source> opened;
+  std::unique_ptr<Tokenizer> tokenizer;
+  if (!asked.from.empty()) {
+    collect(problems, [&] {
+      opened = open_source(asked.from);
+      tokenizer = open_tokenizer(asked, opened->model);
+    });
+  }
+  if (tokenizer == nullptr) problems.throw_if_any();
+  const Source& source = *opened;
   GenerateRequest& request = asked.request;
   AxisValues degrees;
   degrees.values.fill(1);

@@ -187,7 +187,7 @@ Json json_of(const Schedule& schedule, const Simulation& timed, const std::optio
 }
 
 std::string text_of(const Schedule& schedule, const Simulation& timed, const Drawing& drawing, bool with_transfers) {
-  std::string text = draw_text(drawing);
+  std::string text = draw_text(drawing, static_cast<int>(output_columns().value_or(0)));
   if (timed.barrier > 1e-9 * timed.makespan) {
     text += fmt::format("barrier {:.6g}: no rank works all the makespan, yet all wait for the global gradient norm\n",
                         timed.barrier);
@@ -201,6 +201,7 @@ std::string text_of(const Schedule& schedule, const Simulation& timed, const Dra
 }
 
 void check_request(const Flags& flags, const Request& request, Problems& problems) {
+  check_json_or_format(flags, request.json, problems);
   if (request.file.empty()) {
     problems.add_if(request.dialect != CsvDialect::automatic, "--dialect: only a file has one; give --in FILE.csv");
     return;
@@ -244,8 +245,9 @@ int schedule_command(const Arguments& arguments) {
     return 0;
   }
   Drawing drawing;
-  drawing.title =
-      fmt::format("{} · {} ranks · {} micro-batches", schedule.name, schedule.ranks(), schedule.micro_batches);
+  drawing.title = fmt::format("{0}{3}{1}{3}{2}", schedule.name, counted(schedule.ranks(), "rank"),
+                              counted(schedule.micro_batches, "micro-batch", "micro-batches"),
+                              request.format == Format::svg ? " · " : ", ");  // text stays ASCII for every terminal
   const StageCosts& c = request.costs;
   drawing.subtitle = fmt::format("F {}, B {}, I {}, W {}, transfer {}", c.forward, c.backward, c.input_gradient,
                                  c.weight_gradient, request.transfer);

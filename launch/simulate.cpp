@@ -19,6 +19,7 @@
 
 #include "launch/commands.h"
 #include "launch/flags.h"
+#include "launch/outputs.h"
 #include "launch/prediction_json.h"
 #include "launch/train_flags.h"
 
@@ -77,28 +78,45 @@ void write_report(const std::string& path, Predictor& predictor, const RunConfig
                   {human_bytes(static_cast<std::uint64_t>(prediction.memory().total())), "on the fullest device"}};
   report.candidates = {{run, prediction}};
   report.candidates_json = Json::array({prediction_json(run, prediction)}).dump();
-  report.memory_limit = static_cast<double>(predictor.cluster().device.memory_bytes);
+  report.memory_limit =
+      static_cast<double>(run.memory_limit > 0 ? run.memory_limit : predictor.cluster().device.memory_bytes);
   write_durably(path, report_page(predictor, report));
 }
 
-int simulate_run(const Request& request, const RunConfig& run, Problems& problems) {
+// Model and cluster of one run. Every fault goes to problems.
+std::pair<ModelConfig, Cluster> checked_inputs(const Request& request, const RunConfig& run, Problems& problems) {
+  std::pair<ModelConfig, Cluster> inputs;
   problems.add_if(run.model.empty(),
                   "--model: give a preset name, a config.json or a folder with one; presets: " + join(preset_names()));
   problems.add_if(request.cluster.empty(),
                   "--cluster: give a preset or a TOML file; presets: " + join(cluster_names()));
-  problems.throw_if_any();
-  Cluster cluster = load_cluster(request.cluster);
-  ModelConfig model = load_model(run.model);
-  check_layout(model, run, problems);
-  check_cluster(cluster, run, problems);
+  if (!run.model.empty()) {
+    collect(problems, [&] {
+      inputs.first = load_model(run.model);
+      check_layout(inputs.first, run, problems);
+    });
+  }
+  if (!request.cluster.empty()) {
+    collect(problems, [&] {
+      inputs.second = load_cluster(request.cluster);
+      check_cluster(inputs.second, run, problems);
+    });
+  }
+  return inputs;
+}
+
+int simulate_run(const Request& request, const RunConfig& run, Problems& problems) {
+  auto [model, cluster] = checked_inputs(request, run, problems);
   problems.throw_if_any();
   Predictor predictor(std::move(model), std::move(cluster));
-  const StepPrediction prediction = predictor.predict(run, {.spans = true});
+  const StepPrediction prediction =
+      predictor.predict(run, {.spans = true, .memory_limit = static_cast<double>(run.memory_limit)});
   if (!request.svg.empty()) {
     Drawing drawing;
     drawing.title = fmt::format("{} on {}", predictor.model().name, predictor.cluster().name);
     drawing.subtitle = fmt::format("{}, step {}", run.schedule, human_seconds(prediction.step_seconds));
     drawing.spans = prediction.simulation.spans;
+    drawing.unit = "s";
     write_durably(request.svg, draw_svg(drawing));
   }
   if (!request.html.empty()) write_report(request.html, predictor, run, prediction);
@@ -210,14 +228,17 @@ int simulate_command(const Arguments& arguments) {
   Problems problems;
   const RunConfig run = read_run(flags, request.draft, arguments, problems);
   if (flags.print_help_if_wanted()) return 0;
+  check_new_file("--svg", request.svg, problems);
+  check_new_file("--html", request.html, problems);
   if (request.validate.empty()) return simulate_run(request, run, problems);
-  for (const std::string& word : arguments) {
-    const std::string flag = word.substr(0, word.find('='));
-    const auto serves = {"--validate", "--cluster", "--svg", "--html", "--json"};
-    problems.add_if(flag.starts_with("--") && std::find(serves.begin(), serves.end(), flag) == serves.end(),
-                    fmt::format("{}: --validate takes models and grids from its file's runs", flag));
+  for (const std::string& name : flags.given()) {
+    const bool goes_with = name == "validate" || name == "cluster" || name == "svg" || name == "json";
+    if (name == "html") {
+      problems.add("--html: is a report on one run; with --validate use --svg");
+    } else if (!goes_with) {
+      problems.add(fmt::format("--{}: --validate takes models and grids from its file's runs", name));
+    }
   }
-  problems.add_if(!request.html.empty(), "--html: is a report on one run; with --validate use --svg");
   problems.throw_if_any();
   return validate_runs(request);
 }

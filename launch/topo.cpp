@@ -62,6 +62,7 @@ void add_flags(Flags& flags, Request& request) {
   flags.text("gpu-list", "FILE", request.gpu_list, "output of `nvidia-smi -L`: UUIDs of GPUs and MIG instances");
   flags.add("visible-devices", "LIST", "the variable CUDA_VISIBLE_DEVICES", "GPUs that a process sees, in its order",
             [&request](const Flags::Values& v) { request.visible = v.front(); });
+  flags.may_be_empty("visible-devices");  // none, as in the variable
   flags.whole("nodes", request.nodes, "so many nodes like this one, or nodes of the cluster; 0: as described", 0,
               65536);
   flags.text("hosts", "LIST", request.hosts, "names of so many nodes like this one, in Slurm's notation: gpu[01-04]");
@@ -183,7 +184,13 @@ Topology obtain(const Request& request, int world) {
 }
 
 Traffic traffic_of(Request& request, const Grid& grid) {
-  if (!request.traffic.empty()) return parse_traffic(request.traffic);
+  if (!request.traffic.empty()) {
+    try {
+      return parse_traffic(request.traffic);
+    } catch (const Error& error) {
+      throw Error(error.kind(), naming("--traffic", error.what()));
+    }
+  }
   RunConfig run = request.run;
   run.grid = grid;
   run.data.paths = {"none: only the communication is looked at"};
@@ -196,6 +203,14 @@ Traffic traffic_of(Request& request, const Grid& grid) {
 }
 
 void check_request(const Flags& flags, const Request& request, Problems& problems) {
+  if (request.emit != Emit::nothing) {
+    for (const char* name : {"json", "format"}) {
+      problems.add_if(flags.value_of(name).has_value(),
+                      fmt::format("--{}: --emit {} prints that and no report; leave one of them out", name,
+                                  *flags.value_of("emit")));
+    }
+  }
+  check_json_or_format(flags, request.json, problems);
   const bool placement = request.emit != Emit::nothing && request.emit != Emit::toml;
   problems.add_if(placement && request.grid.empty(), "--emit: a placement needs --grid, such as --grid tp=2,dp=2");
   if (request.grid.empty()) {
@@ -241,20 +256,26 @@ int topo_command(const Arguments& arguments) {
   if (!flags.read(arguments, problems)) return 0;
   if (request.json) request.format = Format::json;
   check_request(flags, request, problems);
-  problems.throw_if_any();
 
   std::optional<PlacedGrid> placed;
-  int world = 0;
   if (!request.grid.empty()) {
-    placed.emplace();
-    placed->grid = Grid(degrees_of(request.grid), request.order);
-    world = placed->grid.world();
+    collect(problems, [&] {
+      PlacedGrid asked;
+      asked.grid = Grid(degrees_of(request.grid), request.order);
+      placed = std::move(asked);
+      placed->traffic = traffic_of(request, placed->grid);
+    });
   }
-  const Topology topology = obtain(request, world);
-  if (placed) {
-    placed->traffic = traffic_of(request, placed->grid);
-    placed->ranks = place_ranks(topology, placed->grid, placed->traffic);
-  }
+  Topology topology;
+  collect(problems, [&] {
+    topology = obtain(request, placed ? placed->grid.world() : 0);
+    const int devices = topology.devices();
+    problems.add_if(placed && placed->grid.world() > devices,
+                    fmt::format("--grid {}: needs {} devices, {} has {}", request.grid,
+                                placed ? placed->grid.world() : 0, topology.name, devices));
+  });
+  problems.throw_if_any();
+  if (placed) placed->ranks = place_ranks(topology, placed->grid, placed->traffic);
   std::string text;
   if (request.emit != Emit::nothing) {
     text = emitted(request.emit, topology, placed);

@@ -197,8 +197,9 @@ void add_placement(const PlacedGrid& placed, Json& document) {
 }  // namespace
 
 std::string topology_text(const Topology& topology, const std::optional<PlacedGrid>& placed) {
-  std::string text = fmt::format("{}: {} node{}, {} devices\n", topology.name, topology.nodes.size(),
-                                 topology.nodes.size() == 1 ? "" : "s", topology.devices());
+  std::string text =
+      fmt::format("{}: {}, {}\n", topology.name, counted(static_cast<long long>(topology.nodes.size()), "node"),
+                  counted(topology.devices(), "device"));
   for (std::size_t k = 0; k < topology.kinds.size(); ++k) {
     std::vector<std::string> names;
     std::size_t count = 0;
@@ -215,8 +216,8 @@ std::string topology_text(const Topology& topology, const std::optional<PlacedGr
   for (const TopologyLevel& level : levels(topology)) {
     std::size_t largest = 0;
     for (const auto& group : level.groups) largest = std::max(largest, group.size());
-    text += fmt::format("  {:<14} {} group{} of up to {} devices", level.name, level.groups.size(),
-                        level.groups.size() == 1 ? "" : "s", largest);
+    text += fmt::format("  {:<14} {} of up to {} devices", level.name,
+                        counted(static_cast<long long>(level.groups.size()), "group"), largest);
     if (level.bandwidth > 0) text += fmt::format(", {}, {}", rate(level.bandwidth), human_seconds(level.latency));
     text += "\n";
   }

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "cuboid/core/svg.h"
+#include "cuboid/core/units.h"
 
 #include "launch/topology_report.h"
 
@@ -69,8 +70,8 @@ class Drawing {
     const double width = std::max(width_, 420.0);
     std::string title = topology_.name;
     if (placed_)
-      title += fmt::format(": {} ranks, communication of a step {:.4g} s", placed_->grid.world(),
-                           placed_->ranks.cost.seconds);
+      title += fmt::format(": {} ranks, communication of a step {}", placed_->grid.world(),
+                           human_seconds(placed_->ranks.cost.seconds));
     return fmt::format(
                R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0:.0f}" height="{1:.0f}" viewBox="0 0 {0:.0f} {1:.0f}" font-family="sans-serif" font-size="11">
 <rect width="100%" height="100%" fill="white"/>

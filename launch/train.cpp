@@ -44,19 +44,9 @@ constexpr const char* kSummary =
     "learned does not depend on the grid. Everything is checked before anything is allocated; all reasons are reported "
     "at once.";
 
-// Runs a look at an input whose faults are thrown, and keeps them.
-template <typename Look>
-void collect(Problems& problems, const Look& look) {
-  try {
-    look();
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::request) throw;
-    problems.add(error.what());
-  }
-}
-
-ModelConfig checked_model(const RunConfig& run, const Checkpoint* checkpoint, const Fabric& fabric,
+ModelConfig checked_model(const RunConfig& run, const Checkpoint* checkpoint, const Fabric& fabric, bool is_whole,
                           Problems& problems) {
+  if (!is_whole) problems.throw_if_any();  // what was left to a file is unknown, not missing
   std::optional<ModelConfig> model;
   if (run.model.empty()) {
     problems.add("--model: give a preset name, a config.json or a folder with one; presets: " + join(preset_names()));
@@ -207,11 +197,12 @@ std::string summary(const Finished& finished, const RunConfig& run, const std::v
   const TrainResult& result = finished.result;
   std::string text = fmt::format("steps             {}\nloss              {:.4f}\n", result.steps, result.final_loss);
   if (result.validation_loss) text += fmt::format("validation loss   {:.4f}\n", *result.validation_loss);
-  text += fmt::format("tokens a second   {:.0f}\n", result.tokens_per_second);
+  const bool stepped = !finished.step_seconds.empty();  // not where a resumed run was at its end
+  if (stepped) text += fmt::format("tokens a second   {:.0f}\n", result.tokens_per_second);
   text += comparison_text(steps);
-  if (run.grid.degree(Axis::pp) > 1) text += bubble_summary(finished.start, result);
+  if (stepped && run.grid.degree(Axis::pp) > 1) text += bubble_summary(finished.start, result);
   text += "memory at its peak\n" + memory_table_of_ranks(result.rank_peaks) + "\n";
-  if (!predicted.empty()) text += "as predicted\n" + memory_table_of_ranks(predicted) + "\n";
+  if (stepped && !predicted.empty()) text += "as predicted\n" + memory_table_of_ranks(predicted) + "\n";
   text += fmt::format("weights hash      {}\n", result.weights_hash);
   if (result.skipped_steps > 0) {
     text += fmt::format("skipped steps     {} (loss or gradient not finite)\n", result.skipped_steps);
@@ -236,6 +227,8 @@ int train_command(const Arguments& arguments) {
   collect(problems, [] { join_job(FabricKind::automatic); });  // so that one process speaks for all from here on
   const RunConfig run = read_run(flags, draft, arguments, problems);
   if (flags.print_help_if_wanted()) return 0;
+  const bool from_file = flags.value_of("config") || flags.value_of("resume");
+  const bool is_whole = !from_file || !run.model.empty();
   Fabric fabric;
   collect(problems, [&] { fabric = {join_job(draft.fabric), draft.ranks_per_process}; });
   collect(problems,
@@ -250,7 +243,11 @@ int train_command(const Arguments& arguments) {
     if (here) cluster->device.shared_cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   });
   const Checkpoint* checkpoint = draft.checkpoint ? &*draft.checkpoint : nullptr;
-  const ModelConfig model = checked_model(run, checkpoint, fabric, problems);
+  const auto per_process = flags.value_of("ranks-per-process");
+  problems.add_if(per_process && fabric.job == nullptr && draft.ranks_per_process != run.grid.world(),
+                  fmt::format("--ranks-per-process {}: without mpirun or srun one process runs all {} ranks",
+                              per_process.value_or(""), run.grid.world()));
+  const ModelConfig model = checked_model(run, checkpoint, fabric, is_whole, problems);
   if (speaks()) {
     for (const auto& doubt : doubts_about_run(model, run)) log::warning(doubt);
   }

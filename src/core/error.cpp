@@ -1,11 +1,16 @@
 #include "cuboid/core/error.h"
 
+#include <algorithm>
+
 namespace cuboid {
 
 void Problems::throw_if_any() const {
   if (reasons_.empty()) return;
   std::string all;
-  for (const auto& reason : reasons_) all += (all.empty() ? "" : "\n") + reason;
+  for (auto reason = reasons_.begin(); reason != reasons_.end(); ++reason) {
+    // Two checks of one thing may find the same.
+    if (std::find(reasons_.begin(), reason, *reason) == reason) all += (all.empty() ? "" : "\n") + *reason;
+  }
   throw Error(ErrorKind::request, all);
 }
 

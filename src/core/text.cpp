@@ -46,6 +46,20 @@ std::string join(const std::vector<std::string>& items, std::string_view separat
   return fmt::format("{}", fmt::join(items, separator));
 }
 
+std::string counted(long long number, std::string_view one, std::string_view several) {
+  if (number == 1) return fmt::format("1 {}", one);
+  return several.empty() ? fmt::format("{} {}s", number, one) : fmt::format("{} {}", number, several);
+}
+
+std::string naming(std::string_view flag, std::string_view reasons) {
+  std::string named;
+  for (const std::string_view line : split(reasons, '\n')) {
+    named +=
+        fmt::format("{}{}{}", named.empty() ? "" : "\n", line.starts_with("--") ? "" : fmt::format("{} ", flag), line);
+  }
+  return named;
+}
+
 std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
   while (true) {

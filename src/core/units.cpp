@@ -53,6 +53,7 @@ std::int64_t parse_bytes(std::string_view text) {
 }
 
 std::string human_seconds(double seconds) {
+  if (seconds == 0) return "0 s";
   if (seconds >= 3600) {
     const auto minutes = static_cast<long long>(std::llround(seconds / 60));
     return fmt::format("{} h {:02} min", minutes / 60, minutes % 60);

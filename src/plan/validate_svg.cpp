@@ -125,7 +125,7 @@ class Plot {
       add("<text x=\"{:.1f}\" y=\"{:.1f}\">{} ({} runs, {:.1f} %)</text>\n", kLeft + kSide + 42, row,
           xml_escaped(short_title(source)), summary.runs, 100 * summary.mean);
     }
-    add("<text x=\"{:.1f}\" y=\"{:.1f}\" fill=\"#555\">dotted: 20 % to either side</text>\n", kLeft + kSide + 30,
+    add("<text x=\"{:.1f}\" y=\"{:.1f}\" fill=\"#555\">dashed: 20 % to either side</text>\n", kLeft + kSide + 30,
         kTop + 34 + 20 * static_cast<double>(number_.size()));
   }
 

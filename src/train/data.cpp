@@ -19,13 +19,13 @@
 namespace cuboid {
 namespace {
 
-/// Runs one independent check; its refusal joins the others.
+/// Runs one independent check of what a flag names; its refusal joins the others.
 template <typename Check>
-void collect(Problems& problems, const Check& check) {
+void collect(Problems& problems, const char* flag, const Check& check) {
   try {
     check();
   } catch (const Error& error) {
-    problems.add(error.what());
+    problems.add(naming(flag, error.what()));
   }
 }
 
@@ -71,17 +71,18 @@ SampleSource::SampleSource(const DataConfig& data, std::int64_t seq_len, std::in
   problems.add_if(seq_len < 1, fmt::format("--seq-len {}: must be at least 1", seq_len));
   const double fraction = data.validation_fraction;
   problems.add_if(!(fraction >= 0 && fraction < 1),
-                  fmt::format("--validation-fraction {}: must be at least 0 and below 1", exact(fraction)));
+                  fmt::format("--validation-fraction {}: must be at least 0 and below 1", fraction));
   problems.add_if(data.eval_every < 0, fmt::format("--eval-every {}: must not be negative", data.eval_every));
   problems.add_if(data.eval_every > 0 && fraction == 0,
-                  fmt::format("--eval-every {}: needs --validation-fraction above 0", data.eval_every));
+                  fmt::format("--eval-every {}: needs data to validate on; give --validation-fraction, such as 0.05",
+                              data.eval_every));
   if (data.mask_token) {
     problems.add_if(
         *data.mask_token < 0 || *data.mask_token >= vocab,
         fmt::format("--mask-token {}: must be an id of the vocabulary, 0 to {}", *data.mask_token, vocab - 1));
     mask_token_ = static_cast<std::int32_t>(*data.mask_token);
   }
-  if (!data.mask_file.empty()) collect(problems, [&] { mask_ = MappedFile::open(data.mask_file); });
+  if (!data.mask_file.empty()) collect(problems, "--mask-file", [&] { mask_ = MappedFile::open(data.mask_file); });
   const GivenBlend blend = blend_of(data.paths, problems);
   if (blend.paths.empty()) {
     sets_.push_back(open_set(data, "", vocab, problems));
@@ -99,12 +100,12 @@ SampleSource::SampleSource(const DataConfig& data, std::int64_t seq_len, std::in
 SampleSource::Set SampleSource::open_set(const DataConfig& data, const std::string& path, std::int64_t vocab,
                                          Problems& problems) const {
   Set set;
-  collect(problems, [&] {
+  collect(problems, "--data", [&] {
     set.stream = TokenStream::open(path.empty() ? data.paths : std::vector<std::string>{path}, data.format);
   });
   const std::int64_t tokens = set.stream.size();
   if (tokens == 0) return set;  // nothing below can be judged without the stream
-  collect(problems, [&] { set.stream.check_tokens(vocab); });
+  collect(problems, "--data", [&] { set.stream.check_tokens(vocab); });
   const auto mask_bytes = mask_ ? static_cast<std::int64_t>(mask_->bytes().size()) : tokens;
   problems.add_if(mask_bytes != tokens,
                   fmt::format("--mask-file {}: holds {} bytes, the data {} tokens; one byte a token "

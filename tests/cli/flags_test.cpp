@@ -18,6 +18,7 @@
 namespace cuboid::launch {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -88,6 +89,22 @@ TEST(Flags, EveryFaultIsReportedAtOnce) {
                   "--seeds: given twice", "-x: unknown flag", "--unheard-of-thing: unknown flag",
                   "--apples 11: must be at most 10", "--weight heavy: not a finite number",
                   "--fruit plum: not one of apple, pear", "--colour green: only red ones are left; use red or any"));
+}
+
+// A script's `--name "$NAME"` without NAME.
+TEST(Flags, EmptyValuesAreRefusedWhereTheyMeanNothing) {
+  Basket basket;
+  EXPECT_THAT(fill(basket, {"--name", "", "--paths", "a", "", "--ripe", ""}),
+              ElementsAre("--name: the value is empty (WORD)", "--paths: the value is empty (PATH...)",
+                          "--ripe: the value is empty (true or false)"));
+  EXPECT_EQ(basket.name, "none");
+  Flags flags("fill [flags]", "Fills a basket.");
+  flags.text("name", "WORD", basket.name, "of the basket");
+  flags.may_be_empty("name");
+  Problems problems;
+  EXPECT_TRUE(flags.read({"--name", ""}, problems));
+  EXPECT_TRUE(problems.empty());
+  EXPECT_EQ(basket.name, "");
 }
 
 TEST(Flags, NumbersAreReadWholeOrNotAtAll) {
@@ -315,6 +332,11 @@ TEST(Progress, LineSaysEverythingWhereThereIsRoom) {
   EXPECT_THAT(progress_line(state, {30, false, false}), HasSubstr("loss 3.142"));
   state.step = 240;
   EXPECT_THAT(progress_line(state, {100, false, false}), HasSubstr("in 0:30"));
+}
+
+TEST(Progress, WhatIsNotANumberHasNoSign) {
+  const ProgressState state{1, 2, -std::nan(""), -std::nan(""), 1, 0, 1};
+  EXPECT_THAT(progress_line(state, {100, false, false}), AllOf(HasSubstr("loss nan"), HasSubstr("val nan")));
 }
 
 TEST(Progress, ClockTime) {

@@ -244,7 +244,11 @@ TEST(Doctor, FactsAndWhatIsMissing) {
   EXPECT_THAT(found.at("mpi").at("mpirun").get<std::string>(), HasSubstr("Open MPI"));
   EXPECT_TRUE(found.at("mpi").at("built_in"));
   for (const auto& lack : found.at("missing")) EXPECT_FALSE(lack.at("command").get<std::string>().empty());
-  EXPECT_THAT(shell("$CUBOID doctor").out, HasSubstr("float32_gemm"));
+  EXPECT_THAT(found.at("mpi").at("transports").dump(), HasSubstr("btl tcp"));
+  EXPECT_TRUE(found.at("links").at("between_devices").is_array());
+  const std::string text = shell("$CUBOID doctor").out;
+  EXPECT_THAT(text, AllOf(HasSubstr("float32 gemm"), HasSubstr("network cards"), Not(HasSubstr("{")),
+                          Not(HasSubstr("_bytes"))));
 }
 
 }  // namespace

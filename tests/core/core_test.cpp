@@ -10,6 +10,7 @@
 #include "cuboid/core/error.h"
 #include "cuboid/core/random.h"
 #include "cuboid/core/shape.h"
+#include "cuboid/core/text.h"
 #include "cuboid/core/units.h"
 
 namespace cuboid {
@@ -148,6 +149,7 @@ TEST(Units, ForPeople) {
   EXPECT_EQ(human_bytes(312), "312 B");
   EXPECT_EQ(human_bytes(1536), "1.5 KiB");
   EXPECT_EQ(human_bytes(3ULL << 30), "3 GiB");
+  EXPECT_EQ(human_seconds(0), "0 s");
   EXPECT_EQ(human_seconds(0.0000874), "87.4 us");
   EXPECT_EQ(human_seconds(0.0041), "4.1 ms");
   EXPECT_EQ(human_seconds(12.34), "12.3 s");
@@ -172,6 +174,24 @@ TEST(Problems, ReportTogether) {
   }
   EXPECT_EQ(Error(ErrorKind::failed, "").exit_status(), 3);
   EXPECT_EQ(Error(ErrorKind::deadline, "").exit_status(), 4);
+}
+
+TEST(Problems, TheSameReasonIsGivenOnce) {
+  Problems problems;
+  for (const char* reason : {"a", "b", "a"}) problems.add(reason);
+  try {
+    problems.throw_if_any();
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "a\nb");
+  }
+}
+
+TEST(Text, CountsAndNames) {
+  EXPECT_EQ(counted(1, "batch", "batches"), "1 batch");
+  EXPECT_EQ(counted(0, "batch", "batches"), "0 batches");
+  EXPECT_EQ(counted(2, "rank"), "2 ranks");
+  EXPECT_EQ(naming("--data", "a: is empty\n--data b: is a pipe"), "--data a: is empty\n--data b: is a pipe");
 }
 
 TEST(Units, BytesAreReadWithAndWithoutUnits) {

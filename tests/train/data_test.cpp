@@ -166,7 +166,7 @@ TEST_F(Data, AllReasonsAtOnce) {
   data.mask_file = folder_.write("mask", "1234567");
   data.eval_every = -1;
   expect_mentions(refusal([&] { SampleSource(data, 16, 9, 0); }),
-                  {"--validation-fraction 1.0: must be at least 0 and below 1",
+                  {"--validation-fraction 1: must be at least 0 and below 1",
                    "--mask-token 50: must be an id of the vocabulary, 0 to 8", "holds 7 bytes, the data 11 tokens",
                    "token 9 (byte 18) has id 9", "--eval-every -1", "needs 17 tokens, there are 11"});
   data = counting(11);
@@ -176,7 +176,7 @@ TEST_F(Data, AllReasonsAtOnce) {
   data.validation_fraction = 0;
   expect_mentions(refusal([&] { SampleSource(data, 0, 9, 0); }),
                   {"none: cannot be opened", "no-mask: cannot be opened", "--seq-len 0: must be at least 1",
-                   "--eval-every 3: needs --validation-fraction above 0"});
+                   "--eval-every 3: needs data to validate on; give --validation-fraction"});
 }
 
 TEST_F(Data, ManyThreadsReadOneSource) {

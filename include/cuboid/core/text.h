@@ -18,6 +18,13 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 /// "a, b, c".
 std::string join(const std::vector<std::string>& items, std::string_view separator = ", ");
 
+/// "1 rank", "3 ranks"; a plural that is more than an s is named: counted(2, "batch", "batches").
+std::string counted(long long number, std::string_view one, std::string_view several = "");
+
+/// Reasons, one a line, that name a file, with the flag that named it in front: "--data a.txt: is empty". A line that
+/// begins with a flag already stays as it is.
+std::string naming(std::string_view flag, std::string_view reasons);
+
 /// The parts between separators, one more than there are of them. @pre the text outlives them
 std::vector<std::string_view> split(std::string_view text, char separator);
 

@@ -20,8 +20,8 @@ struct Drawing {
 
 /// One line a rank, time to the right; every action is as wide as it is long and starts with its cell ("2B7"); idle
 /// time is dots. Overlapped pairs share their time: the F is drawn, then the B or I. Ends with idle and peak of each
-/// rank.
-std::string draw_text(const Drawing& drawing);
+/// rank. Over 0, `columns` is the width of the page: a longer picture goes on below.
+std::string draw_text(const Drawing& drawing, int columns = 0);
 
 /// A stand-alone SVG document: a lane a rank, colours by kind and shade by virtual stage, micro-batch numbers where
 /// they fit, idle time hatched, legend, time axis, and under it each rank's curve of activations held (in micro-batches
