@@ -17,6 +17,7 @@
 #include "launch/commands.h"
 #include "launch/emit.h"
 #include "launch/flags.h"
+#include "launch/outputs.h"
 #include "launch/prediction_json.h"
 
 namespace cuboid::launch {
@@ -53,8 +54,8 @@ void add_flags(Flags& flags, Request& request) {
   flags.section("On what");
   flags.text("cluster", "C", request.cluster, "a preset or a TOML file; presets: " + join(cluster_names()));
   flags.whole("gpus", plan.gpus, "devices to use, all of them", 1);
-  flags.whole("memory-limit", request.memory_limit, "bytes a device may use; 0: what the cluster's has", 0);
-  flags.section("Search");
+  flags.bytes("memory-limit", request.memory_limit, "what a device may use", "what the cluster's has");
+  0 : what the cluster's has"); flags.section("Search");
   flags.whole("top", plan.top, "candidates listed", 1);
   flags.text("schedules", "S,S,...", request.schedules,
              "pipeline schedules to try: any of `cuboid schedule`'s; without it " + join(planned_schedules()));
@@ -93,7 +94,7 @@ void read_schedules(const Request& request, PlanRequest& plan, Problems& problem
       Flags::one_of(word, allowed.empty() ? schedule_names() : allowed);
       plan.schedules.push_back(word);
     } catch (const Error& error) {
-      problems.add(std::string("--schedules: ") + error.what());
+      problems.add(fmt::format("--schedules {}: {}", request.schedules, error.what()));
     }
   }
 }
@@ -198,6 +199,7 @@ int plan_command(const Arguments& arguments) {
   PlanRequest& plan = request.plan;
   restrict_to(request.emit, plan);
   read_schedules(request, plan, problems);
+  check_new_file("--html", request.html, problems);
   problems.throw_if_any();
   plan.memory_limit = static_cast<double>(request.memory_limit);
   Predictor predictor(load_model(request.model), load_cluster(request.cluster));

@@ -123,10 +123,12 @@ AxisValues degrees_of(const std::string& text) {
 Topology described_by(const std::string& from, int devices) {
   std::error_code ignored;
   const auto presets = cluster_names();
-  if (!std::filesystem::exists(from, ignored) && std::find(presets.begin(), presets.end(), from) != presets.end()) {
+  if (std::filesystem::exists(from, ignored)) return read_topology(from, devices);
+  if (std::find(presets.begin(), presets.end(), from) != presets.end()) {
     return topology_of(load_cluster(from), devices);
   }
-  return read_topology(from, devices);
+  throw Error(ErrorKind::request,
+              fmt::format("--from {}: neither a file nor a cluster preset; presets: {}", from, join(presets)));
 }
 
 // Nodes like the one there is, under these names.

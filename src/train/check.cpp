@@ -112,8 +112,9 @@ void check_stages(const ModelConfig& model, const RunConfig& run, int stages, Pr
   const std::string made =
       stages == pp ? fmt::format("--pp {}", pp) : fmt::format("--pp {} x {} stages a rank", pp, stages / pp);
   if (stages > model.layers) {
+    const std::int64_t most = model.layers / (stages / pp);
     problems.add(fmt::format("{}: {} layers cannot fill {} stages; use at most {}", made, model.layers, stages,
-                             stages == pp ? model.layers : model.layers / (stages / pp)));
+                             most > 0 ? std::to_string(most) : fmt::format("{} a rank", model.layers / pp)));
   }
   if (run.stage_layers.empty()) return;
   const std::int64_t sum = std::accumulate(run.stage_layers.begin(), run.stage_layers.end(), std::int64_t{0});

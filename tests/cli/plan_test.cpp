@@ -97,6 +97,12 @@ TEST(PlanCommand, SpeaksOtherProgramsWords) {
   EXPECT_THAT(emitted("slurm"), HasSubstr("#SBATCH --ntasks=8"));
 }
 
+TEST(PlanCommand, LooksAtItsOutputBeforeItSearches) {
+  const Outcome outcome = run_cuboid(request({"--html", "/no/such/folder/plan.html", "--memory-limit", "40 GiB"}));
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("cuboid: error: --html /no/such/folder/plan.html: "));
+}
+
 TEST(PlanCommand, SaysHowSequencesAreCut) {
   const auto emitted = [](const char* format) {
     return run_cuboid({"plan", "--model", "llama3.2-1b", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "1",

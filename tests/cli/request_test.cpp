@@ -77,39 +77,40 @@ TEST(Requests, UnknownCommandsAndFlagsNameTheNearest) {
 TEST(Requests, AllReasonsOfAllKindsAtOnceAndNothingIsMade) {
   const fs::path folder = fresh_folder("refused");
   const std::string out = folder / "run";
-  expect_refused({"train",
-                  "--model",
-                  kOracle,
-                  "--tp",
-                  "3",
-                  "--pp",
-                  "5",
-                  "--dp",
-                  "2",
-                  "--global-batch",
-                  "7",
-                  "--seq-len",
-                  "65",
-                  "--sequence-parallel",
-                  "--lr",
-                  "fast",
-                  "--stpes",
-                  "3",
-                  "--data",
-                  "/no/such/file",
-                  "--weights",
-                  "/no/such/folder",
-                  "--out",
-                  out,
-                  "--dump-grads",
-                  "/no/such/folder/g.json"},
-                 {"--stpes: unknown flag; did you mean --steps?", "--lr fast: not a finite number",
-                  "--tp 3: 4 attention heads cannot be split over 3 ranks; use 1, 2 or 4",
-                  "--pp 5: 4 layers cannot fill 5 stages; use at most 4",
-                  "--seq-len 65: --sequence-parallel splits it over 3 ranks; use 63 or 66",
-                  "--seq-len 65: the model has a learned embedding for 64 positions; use at most 64",
-                  "--global-batch 7: must be a multiple of --dp 2 x --micro-batch 1 = 2; use 6 or 8", "/no/such/file",
-                  "/no/such/folder", "--dump-grads /no/such/folder/g.json: there is no folder /no/such/folder"});
+  expect_refused(
+      {"train",
+       "--model",
+       kOracle,
+       "--tp",
+       "3",
+       "--pp",
+       "5",
+       "--dp",
+       "2",
+       "--global-batch",
+       "7",
+       "--seq-len",
+       "65",
+       "--sequence-parallel",
+       "--lr",
+       "fast",
+       "--stpes",
+       "3",
+       "--data",
+       "/no/such/file",
+       "--weights",
+       "/no/such/folder",
+       "--out",
+       out,
+       "--dump-grads",
+       "/no/such/folder/g.json"},
+      {"--stpes: unknown flag; did you mean --steps?", "--lr fast: not a finite number",
+       "--tp 3: 4 attention heads cannot be split over 3 ranks; use 1, 2 or 4",
+       "--pp 5: 4 layers cannot fill 5 stages; use at most 4",
+       "--seq-len 65: --sequence-parallel splits it over 3 ranks; use 63 or 66",
+       "--seq-len 65: the model has a learned embedding for 64 positions; use at most 64",
+       "--global-batch 7: must be a multiple of --dp 2 x --micro-batch 1 = 2; use 6 or 8", "--data /no/such/file",
+       "/no/such/folder", "--dump-grads /no/such/folder/g.json: there is no folder /no/such/folder"});
   EXPECT_TRUE(fs::is_empty(folder));
 }
 
@@ -182,11 +183,11 @@ TEST(Requests, DataThatCannotBeTrainedOn) {
   const auto with_data = [&](const std::string& path) {
     return Words{"train", "--model", "gpt2-nano", "--seq-len", "32", "--data", path};
   };
-  expect_refused(with_data(folder / "empty.txt"), {(folder / "empty.txt").string()});
-  expect_refused(with_data(folder / "none"), {(folder / "none").string()});
+  expect_refused(with_data(folder / "empty.txt"), {"--data " + (folder / "empty.txt").string()});
+  expect_refused(with_data(folder / "none"), {"--data " + (folder / "none").string()});
   EXPECT_THAT(run_cuboid(with_data(folder / "short.txt")).err, AllOf(HasSubstr("33"), HasSubstr("32")));
   for (const char* bad : {"llmc-bad-version", "llmc-eval-file-given-as-train", "nanogpt-199-bytes"}) {
-    expect_refused(with_data(kCases + "/tokens/" + bad + ".bin"), {kCases + "/tokens/" + bad});
+    expect_refused(with_data(kCases + "/tokens/" + bad + ".bin"), {"--data " + kCases + "/tokens/" + bad});
   }
 }
 

@@ -119,7 +119,8 @@ TEST(TopoCommand, RefusesWithEveryReason) {
   EXPECT_THAT(refusal({"--from", CUBOID_TEST_DATA "/cases/topo/bad-p2p-matrix.txt"}), HasSubstr("topo -p2p"));
   EXPECT_THAT(refusal({"--from", CUBOID_TEST_DATA "/cases/nccl-xml/bad-dup-dev-missing-arch-open-tag.xml"}),
               HasSubstr("line 10"));
-  EXPECT_THAT(refusal({"--from", kXml, "--grid", "tp=5", "--traffic", "tp=send:1"}), HasSubstr("the grid has 5 ranks"));
+  EXPECT_THAT(refusal({"--from", kXml, "--grid", "tp=5", "--traffic", "tp=send:1"}),
+              HasSubstr("--grid tp=5: needs 5 devices"));
   EXPECT_THAT(refusal({"--from", kXml, "--grid", "tp=2,tp=2"}), HasSubstr("tp twice"));
   EXPECT_THAT(refusal({"--from", kXml, "--grid", "xp=2"}), HasSubstr("'xp=2' is not"));
   EXPECT_THAT(refusal({"--from", kXml, "--emit", "rankfile"}), HasSubstr("needs --grid"));

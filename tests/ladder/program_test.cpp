@@ -73,7 +73,7 @@ TEST(EmulatedProgram, MeasuresProducts) {
   EXPECT_GT(seconds, 0);
   EXPECT_DOUBLE_EQ(gemm["results"][0].at("flops_per_second").get<double>(), 2.0 * 24 * 40 * 56 / seconds);
   const Ended saved =
-      shell("$CUBOID bench gemm --device cuda --shapes 24,40,56 --seconds 0.01 --save /dev/null/x.toml");
+      shell("$CUBOID bench gemm --device cuda --shapes 24,40,56 --seconds 0.01 --save no-such-preset.toml");
   EXPECT_EQ(saved.status, 2);
   EXPECT_THAT(saved.err, HasSubstr("no cluster preset has the Emulated GPU"));
 }
