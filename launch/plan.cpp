@@ -55,7 +55,8 @@ void add_flags(Flags& flags, Request& request) {
   flags.text("cluster", "C", request.cluster, "a preset or a TOML file; presets: " + join(cluster_names()));
   flags.whole("gpus", plan.gpus, "devices to use, all of them", 1);
   flags.bytes("memory-limit", request.memory_limit, "what a device may use", "what the cluster's has");
-  0 : what the cluster's has"); flags.section("Search"); flags.whole("top", plan.top, "candidates listed", 1);
+  flags.section("Search");
+  flags.whole("top", plan.top, "candidates listed", 1);
   flags.text("schedules", "S,S,...", request.schedules,
              "pipeline schedules to try: any of `cuboid schedule`'s; without it " + join(planned_schedules()));
   flags.toggle("exhaustive", plan.exhaustive,
