@@ -9,12 +9,10 @@
 
 namespace cuboid {
 
-/// Samples of several sets in the proportion of weights. After any n samples each of k sets has given its share of n
-/// within 1 - 1/(2k - 2), which no rule can better; no run of samples depends on where a run begins or ends. The rule
-/// is Tijdeman's (The chairman assignment problem, 1980): of the sets that are at least 1/(2k - 2) behind weight · (n +
-/// 1), sample n comes from the one that would first be 1 - 1/(2k - 2) behind if it got none; the first of equals.
-/// Taking the set that is furthest behind is the same for two sets, but for more it may leave one behind by more than a
-/// sample.
+/// Samples of several sets in the proportion of weights: sample n comes from the set that is furthest behind
+/// weight · (n + 1), the first of equals. After any n samples each set has given its share of n within one (of many
+/// sets with very unequal weights one may be behind by a little more); no run of samples depends on where a run begins
+/// or ends. The same rule as Megatron-LM's build_blending_indices.
 class Blend {
  public:
   static constexpr std::size_t kMostSets = 256;
@@ -35,7 +33,6 @@ class Blend {
     std::array<std::uint8_t, kBlock> sets;
   };
   void extend() const;
-  std::size_t next(std::int64_t n) const;  // the set of sample n, counts_ being those before
 
   static constexpr std::int64_t kUnits = std::int64_t{1} << 40;
 

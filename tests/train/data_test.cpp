@@ -215,7 +215,7 @@ TEST_F(BlendedData, TheSetFurthestBehindGivesTheNextSample) {
   const SampleSource source(blend({"0.75", "0.25"}), 4, 1000, 0);
   EXPECT_EQ(source.sets(), 2U);
   EXPECT_EQ(source.training_samples(), 20);
-  // Of two sets, the one furthest behind: deficits 0.75 n - a and 0.25 n - b by hand, the first of equals.
+  // The one furthest behind: deficits 0.75 n - a and 0.25 n - b by hand, the first of equals.
   const std::vector<std::size_t> wanted = {0, 0, 1, 0, 0, 0, 1, 0, 0, 0};
   std::vector<std::size_t> sets;
   for (std::int64_t n = 0; n < 10; ++n) sets.push_back(source.set_of(n));
@@ -242,12 +242,12 @@ TEST_F(BlendedData, CountsAreWithinOneOfTheWeightsAndSetsStartOver) {
   }
 }
 
-TEST_F(BlendedData, CountsOfManySetsAreWithinOneToo) {
-  // Taking the set that is furthest behind leaves a set of weight 5 behind by 1.18.
-  for (const auto& weights :
-       std::vector<std::vector<std::string>>{{"412", "5", "5", "6", "6", "3", "1", "5", "41", "855", "7", "41"},
-                                             {"7", "1", "1"},
-                                             {"2", "3", "5", "90"}}) {
+// The rule leaves a set of many behind by more than one sample where weights are as unequal as these.
+TEST_F(BlendedData, CountsOfManySetsAreNear) {
+  for (const auto& [weights, most] : std::vector<std::pair<std::vector<std::string>, double>>{
+           {{"412", "5", "5", "6", "6", "3", "1", "5", "41", "855", "7", "41"}, 1.25},
+           {{"7", "1", "1"}, 1},
+           {{"2", "3", "5", "90"}, 1}}) {
     const SampleSource source(blend(weights), 4, 1'000'000, 0);
     double sum = 0;
     for (const std::string& weight : weights) sum += std::stod(weight);
@@ -255,7 +255,7 @@ TEST_F(BlendedData, CountsOfManySetsAreWithinOneToo) {
     for (std::int64_t n = 0; n < 5'000; ++n) {
       ++given[source.set_of(n)];
       for (std::size_t set = 0; set < weights.size(); ++set) {
-        ASSERT_LT(std::abs(given[set] - std::stod(weights[set]) / sum * static_cast<double>(n + 1)), 1.0)
+        ASSERT_LT(std::abs(given[set] - std::stod(weights[set]) / sum * static_cast<double>(n + 1)), most)
             << "set " << set << " after " << n + 1;
       }
     }
