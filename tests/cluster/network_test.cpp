@@ -139,7 +139,7 @@ TEST_F(Network, ALargeAllReduceComesNearTheNetworksLimit) {
 TEST_F(Network, TheBenchClockAddsNothingToACollective) {
   std::string seen;
   double least = 1;
-  for (int attempt = 0; attempt < 3 && least > 0.02; ++attempt) {
+  for (int attempt = 0; attempt < 6 && least > 0.02; ++attempt) {
     const Ended ended = shell(mpirun(2) + CUBOID_BENCH_NETWORK + " 262144 1 5");
     ASSERT_EQ(ended.status, 0) << ended.err;
     seen += ended.out;
