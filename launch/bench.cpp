@@ -38,7 +38,7 @@ constexpr Kind kKinds[] = {
 void add_ranks_flags(Flags& flags, BenchRanks& where) {
   flags.section("Ranks");
   flags.whole("ranks-per-process", where.ranks_per_process, "under mpirun or srun: ranks that are threads of a process",
-              1, kMostThreads);
+              1, kMostRanksPerProcess);
   flags.real("deadline", where.deadline, "longest wait for another rank, in seconds", "SECONDS");
 }
 
@@ -59,16 +59,11 @@ const char* word_of(Axis axis) {
 }
 
 void choose_gpus(BenchRanks& where, int world, Problems& problems) {
-  if (job() == nullptr && world > kMostThreads) {
-    problems.add(fmt::format("the grid has {} ranks; one process runs at most {}", world, kMostThreads));
+  if (job() == nullptr && world > kMostRanksPerProcess) {
+    problems.add(fmt::format("the grid has {} ranks; one process runs at most {}", world, kMostRanksPerProcess));
     return;
   }
-  try {
-    where.gpus = choose_gpus(where.device, world, job(), where.ranks_per_process);
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::request) throw;
-    problems.add(error.what());
-  }
+  collect(problems, [&] { where.gpus = choose_gpus(where.device, world, job(), where.ranks_per_process); });
 }
 
 void check_threads(DeviceChoice device, int threads_per_rank, Problems& problems) {

@@ -35,9 +35,6 @@ void add_ranks_flags(Flags& flags, BenchRanks& where);
 /// "tensor", of tensor parallelism.
 const char* word_of(Axis axis);
 
-/// Most ranks that are threads of one process, as in training.
-inline constexpr int kMostThreads = 1024;
-
 /// Sets where.gpus by where.device. A request that cannot be met goes to problems.
 void choose_gpus(BenchRanks& where, int world, Problems& problems);
 

@@ -86,12 +86,6 @@ Json describe(const WeightFolder& folder) {
   return {{"path", folder.path()}, {"elements", elements}, {"tensors", std::move(tensors)}};
 }
 
-// "optimizer_steps" as people read it.
-std::string spaced(std::string key) {
-  std::replace(key.begin(), key.end(), '_', ' ');
-  return key;
-}
-
 // "tp 2, cp 1" of an object, bytes with their unit, the rest as it is.
 std::string text_of(const std::string& key, const Json& value) {
   if (value.is_string()) return value.get<std::string>();

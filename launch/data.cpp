@@ -58,9 +58,7 @@ struct Request {
 void print(const Json& document, bool json) {
   if (json) return fmt::print("{}\n", document.dump(2));
   for (const auto& [key, value] : document.items()) {
-    std::string words = key;
-    std::replace(words.begin(), words.end(), '_', ' ');
-    fmt::print("{:<18}{}\n", words, value.is_string() ? value.get<std::string>() : value.dump());
+    fmt::print("{:<18}{}\n", spaced(key), value.is_string() ? value.get<std::string>() : value.dump());
   }
 }
 

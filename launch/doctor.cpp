@@ -207,8 +207,7 @@ std::string words_of(std::string key) {
   for (const std::string_view unit : {"_bytes_per_second", "_bytes"}) {
     if (key.ends_with(unit)) key.resize(key.size() - unit.size());
   }
-  std::replace(key.begin(), key.end(), '_', ' ');
-  return key;
+  return spaced(std::move(key));
 }
 
 std::string text_of(const std::string& key, const Json& value) {

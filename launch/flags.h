@@ -121,15 +121,4 @@ std::optional<long> output_columns();
 /// --json is short for --format json: another --format beside it contradicts it.
 void check_json_or_format(const Flags& flags, bool json, Problems& problems);
 
-/// Runs a look at an input whose faults are thrown, and keeps them, so that all are reported together.
-template <typename Look>
-void collect(Problems& problems, const Look& look) {
-  try {
-    look();
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::request) throw;
-    problems.add(error.what());
-  }
-}
-
 }  // namespace cuboid::launch

@@ -251,6 +251,7 @@ class Chart {
           "<text x=\"{0:.2f}\" y=\"{3:.1f}\" text-anchor=\"middle\" class=\"s\">{4:.6g}</text>\n",
           x(i * step), axis_, axis_ + 4, axis_ + 17, i * step);
     }
+    if (drawing_.unit.empty()) return;
     add("<text x=\"{:.1f}\" y=\"{:.1f}\" class=\"s\">{}</text>\n", kLeft + plot_ + 10, axis_ + 17,
         xml_escaped(drawing_.unit));
   }

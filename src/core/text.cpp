@@ -51,6 +51,11 @@ std::string counted(long long number, std::string_view one, std::string_view sev
   return several.empty() ? fmt::format("{} {}s", number, one) : fmt::format("{} {}", number, several);
 }
 
+std::string spaced(std::string key) {
+  std::replace(key.begin(), key.end(), '_', ' ');
+  return key;
+}
+
 std::string naming(std::string_view flag, std::string_view reasons) {
   std::string named;
   for (const std::string_view line : split(reasons, '\n')) {

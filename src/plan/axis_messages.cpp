@@ -4,7 +4,7 @@
 
 namespace cuboid::plan {
 
-std::vector<AxisMessage> messages_over(const Grid& grid, const std::vector<Axis>& axes, Collective operation,
+std::vector<AxisMessage> messages_over(const Grid& grid, std::initializer_list<Axis> axes, Collective operation,
                                        double bytes) {
   std::vector<Axis> used;
   std::copy_if(axes.begin(), axes.end(), std::back_inserter(used), [&](Axis axis) { return grid.degree(axis) > 1; });

@@ -78,7 +78,7 @@ class TrafficMap {
   }
 
   // Of parameters that the ranks of these axes hold alike.
-  void add_copies(Sent& sent, const std::vector<Axis>& axes, double elements) const {
+  void add_copies(Sent& sent, std::initializer_list<Axis> axes, double elements) const {
     const auto add = [&](Operation operation, double bytes) {
       for (const auto& message : plan::messages_over(run_.grid, axes, operation, bytes)) {
         sent.add(message.axis, message.operation, message.bytes, run_.grid.degree(message.axis));

@@ -95,6 +95,7 @@ class Search {
   void reject(const char* reason, std::int64_t count = 1) {
     result_.rejected[reason] += count;
     result_.searched += count;
+    if (reason == kMemory) too_large_ += count;
   }
 
   void enumerate() {
@@ -200,7 +201,7 @@ class Search {
   // many are held at least, each of twice the size.
   bool settings(const Grid& grid, int micro_batch) {
     const std::size_t open = open_.size();
-    const std::int64_t too_large = result_.rejected[kMemory];
+    const std::int64_t too_large = too_large_;
     RunConfig run = asked();
     run.grid = grid;
     run.micro_batch = micro_batch;
@@ -222,7 +223,7 @@ class Search {
         if (tp > 1 && !splits) reject(kSequence);
       }
     }
-    return open_.size() > open || result_.rejected[kMemory] == too_large;
+    return open_.size() > open || too_large_ == too_large;
   }
 
   // All that is left to choose: whether to split the sequence, and what to recompute. What keeps least can rule out the
@@ -346,6 +347,7 @@ class Search {
   std::vector<Pipeline> pipelines_;
   std::vector<Open> open_;
   double smallest_ = std::numeric_limits<double>::infinity();
+  std::int64_t too_large_ = 0;  // rejected for memory so far
   PlanResult result_;
 };
 

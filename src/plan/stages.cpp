@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "axis_messages.h"
+
 namespace cuboid::plan {
 namespace {
 
@@ -157,7 +159,7 @@ BlockPrice& BlockPrice::operator+=(const BlockPrice& other) {
 }
 
 CopyPlacements place_copies(const Cluster& cluster, const Grid& grid) {
-  return {place_group(cluster, grid, {Axis::cp, Axis::ep, Axis::dp}), place_group(cluster, grid, {Axis::cp, Axis::dp})};
+  return {place_group(cluster, grid, kDenseCopies), place_group(cluster, grid, kExpertCopies)};
 }
 
 double data_seconds(const Cluster& cluster, const GroupPlacement& group, Operation operation, double bytes) {

@@ -48,7 +48,7 @@ double bytes_in(const Counts& counts) {
 }
 
 // Gradients and parameters of a rank's share over the axes whose ranks hold copies, in buckets.
-void add_copies(const RunConfig& run, const std::vector<Axis>& axes, double parameters, Counts& counts) {
+void add_copies(const RunConfig& run, std::initializer_list<Axis> axes, double parameters, Counts& counts) {
   if (parameters == 0) return;
   const double elements_a_bucket = static_cast<double>(run.bucket_bytes) / 4;
   const double buckets = std::max(1.0, std::ceil(parameters / elements_a_bucket));

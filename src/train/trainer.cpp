@@ -80,7 +80,7 @@ class RankTrainer {
     context_.world->barrier();
     const Clock::time_point start = Clock::now();
     Clock::time_point after_first = start;
-    const auto first = static_cast<int>(position_.step);
+    const int first = first_step();
     result.first_step = result.steps = first;
     result.final_loss = position_.loss;
     for (int s = first; s < in_.run.steps && !result.nan_stop && !result.stopped; ++s) {
@@ -124,6 +124,7 @@ class RankTrainer {
 
  private:
   int rank() const { return context_.rank; }
+  int first_step() const { return in_.checkpoint ? static_cast<int>(in_.checkpoint->index().step) : 0; }
 
   // The account's peaks are a step's; those of the run are kept here.
   void forget_peaks() {
@@ -168,8 +169,7 @@ class RankTrainer {
   // The schedule's STEP: global norm, clipping, optimizer. Norm and loss are the same numbers on every rank, so all of
   // them leave out the same update: one with a number that is not finite would destroy the weights for good.
   void update(int s, StepMetrics& metrics) {
-    if (first_update_ && !in_.run.dump_grads.empty()) dump_gradients();
-    first_update_ = false;
+    if (s == first_step() && !in_.run.dump_grads.empty()) dump_gradients();
     const Groups& groups = replica_.groups();
     metrics.grad_norm =
         gradient_norm(context_.device, replica_.parameters(), groups.axis(Axis::tp), groups.axis(Axis::pp));
@@ -282,7 +282,6 @@ class RankTrainer {
   BubbleMeter bubble_;
   Timeline timeline_;
   int skipped_steps_ = 0;
-  bool first_update_ = true;  // of this run
   MemoryUse run_peaks_;
   std::unique_ptr<CheckpointWriter> writer_;  // null without an output folder
   Position position_;
@@ -307,17 +306,6 @@ RunStart describe_start(const Inputs& in, int world) {
   start.train_samples = in.samples.training_samples();
   start.validation_samples = in.samples.validation_samples();
   return start;
-}
-
-// Runs `make` and turns a refusal into a reason, so that later checks still report theirs.
-template <typename F>
-void collect(Problems& problems, F&& make) {
-  try {
-    make();
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::request) throw;
-    problems.add(error.what());
-  }
 }
 
 void check_fabric(const RunConfig& run, const Fabric& fabric, Problems& problems) {

@@ -25,14 +25,6 @@ Words request(const Words& more) {
   return words;
 }
 
-// The program refuses, and says each of these.
-void expect_refused(const Words& words, const Words& reasons) {
-  const Outcome outcome = run_cuboid(words);
-  EXPECT_EQ(outcome.status, 2) << outcome.err;
-  EXPECT_EQ(outcome.out, "");
-  for (const auto& reason : reasons) EXPECT_THAT(outcome.err, HasSubstr("cuboid: error: " + reason));
-}
-
 TEST(Requests, HelpAndVersion) {
   for (const Words& words : std::vector<Words>{{"--help"}, {"-h"}, {"help"}}) {
     const Outcome outcome = run_cuboid(words);

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <pty.h>
 #include <sys/wait.h>
@@ -78,6 +79,13 @@ Outcome run_cuboid(const std::vector<std::string>& words, const Surroundings& su
   if (!terminal) outcome.err = read_file(err);
   fs::remove_all(folder);
   return outcome;
+}
+
+void expect_refused(const std::vector<std::string>& words, const std::vector<std::string>& reasons) {
+  const Outcome outcome = run_cuboid(words);
+  EXPECT_EQ(outcome.status, 2) << ::testing::PrintToString(words) << outcome.err;
+  EXPECT_EQ(outcome.out, "");
+  for (const auto& reason : reasons) EXPECT_THAT(outcome.err, ::testing::HasSubstr("cuboid: error: " + reason));
 }
 
 std::string read_file(const fs::path& path) {

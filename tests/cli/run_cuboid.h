@@ -24,6 +24,9 @@ struct Surroundings {
 /// Runs build/bin/cuboid with these words.
 Outcome run_cuboid(const std::vector<std::string>& words, const Surroundings& surroundings = {});
 
+/// The program refuses: status 2, nothing on standard output, and each of these reasons on standard error.
+void expect_refused(const std::vector<std::string>& words, const std::vector<std::string>& reasons);
+
 std::string read_file(const std::filesystem::path& path);
 /// Every line of a file as JSON.
 std::vector<nlohmann::json> read_json_lines(const std::filesystem::path& path);

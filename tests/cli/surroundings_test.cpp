@@ -27,13 +27,6 @@ Words train(const Words& more) {
   return words;
 }
 
-void expect_refused(const Words& words, const Words& reasons) {
-  const Outcome outcome = run_cuboid(words);
-  EXPECT_EQ(outcome.status, 2) << ::testing::PrintToString(words) << outcome.err;
-  EXPECT_EQ(outcome.out, "");
-  for (const auto& reason : reasons) EXPECT_THAT(outcome.err, HasSubstr("cuboid: error: " + reason));
-}
-
 json document_of(const Words& words) {
   const Outcome outcome = run_cuboid(words);
   EXPECT_EQ(outcome.status, 0) << outcome.err;

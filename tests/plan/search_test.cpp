@@ -49,6 +49,7 @@ TEST(Search, PruningLosesNothing) {
       ASSERT_EQ(pruned.pareto.size(), all.pareto.size()) << model;
       for (std::size_t i = 0; i < all.pareto.size(); ++i) EXPECT_EQ(pruned.pareto[i].run, all.pareto[i].run) << i;
       EXPECT_LT(pruned.feasible, all.feasible / 2) << model << ": nothing was pruned";
+      for (const auto& [reason, count] : pruned.rejected) EXPECT_GT(count, 0) << reason;
       EXPECT_EQ(pruned.searched, all.searched) << model;
     }
   }

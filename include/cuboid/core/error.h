@@ -42,6 +42,18 @@ class Problems {
   std::vector<std::string> reasons_;
 };
 
+/// Runs a look at an input whose faults are thrown, and keeps those of the request, so that later looks still report
+/// theirs.
+template <typename Look>
+void collect(Problems& problems, Look&& look) {
+  try {
+    look();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::request) throw;
+    problems.add(error.what());
+  }
+}
+
 /// Checks a programming contract (a bug in the caller, not a user's mistake); throws std::logic_error naming it.
 [[noreturn]] void contract_violation(const char* expression, const char* file, int line, const std::string& detail);
 

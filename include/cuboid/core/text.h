@@ -21,6 +21,9 @@ std::string join(const std::vector<std::string>& items, std::string_view separat
 /// "1 rank", "3 ranks"; a plural that is more than an s is named: counted(2, "batch", "batches").
 std::string counted(long long number, std::string_view one, std::string_view several = "");
 
+/// "optimizer_steps" as people read it: "optimizer steps".
+std::string spaced(std::string key);
+
 /// Reasons, one a line, that name a file, with the flag that named it in front: "--data a.txt: is empty". A line that
 /// begins with a flag already stays as it is.
 std::string naming(std::string_view flag, std::string_view reasons);
